@@ -1,0 +1,38 @@
+"""Which implementation of an operator runs: one rule for all of them."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from torch import Tensor
+
+IMPLEMENTATIONS = ("auto", "triton", "chunked", "reference")
+
+
+def choose(impl: str, like: Tensor, op: str) -> str:
+    """Resolve `impl` for an operator whose inputs live where `like` does.
+
+    ``auto`` is Triton on a CUDA device when the operator has Triton kernels and Triton is installed, else the
+    chunkwise form in plain torch. A named implementation is taken at its word and never silently replaced.
+
+    Raises ValueError for an unknown name, or for ``triton`` where it cannot run.
+    """
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl={impl!r}: choose one of {', '.join(IMPLEMENTATIONS)}")
+    if impl == "auto":
+        return "triton" if like.is_cuda and has_triton_kernels(op) else "chunked"
+    if impl == "triton" and not has_triton_kernels(op):
+        raise ValueError(f"impl='triton': {op} cannot use Triton here (is triton installed?); use impl='auto'")
+    return impl
+
+
+def has_triton_kernels(op: str) -> bool:
+    """Whether Triton is importable and `op` has kernels written in it."""
+    return all(_found(name) for name in ("triton", f"mixer_kernels.{op}.autograd"))
+
+
+def _found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,68 @@
+"""Inputs of operators described as data, so that tests, verification and benchmarks all walk the same lists."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs of an operator, as plain data.
+
+    `documents`: "one" (a document a row), "many" (random lengths, one cut on a chunk's edge), "single" (documents of one
+    token) or a number of documents a row. `continued`: the first document of each row continues from an initial state.
+    `stress` names what is extreme about the values (an operator's `make_inputs` knows the names); "" is ordinary.
+    """
+
+    name: str
+    batch: int = 2
+    tokens: int = 128
+    heads: int = 2
+    value_heads: int | None = None
+    key_dim: int = 32
+    value_dim: int = 32
+    decay: str = "none"
+    documents: str | int = "one"
+    continued: bool = False
+    stress: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OperatorSpec:
+    """An operator with everything that a generic test or benchmark needs to know of it.
+
+    `make_inputs(case, dtype, device, seed)` returns the tensors and settings that `function`, `chunked` and `reference` take,
+    by name; tensors that require gradients already do. `flops(case)` and `bytes_moved(case)` count forward and
+    forward+backward under the keys "forward" and "forward_backward".
+    """
+
+    name: str
+    function: Callable[..., tuple[Tensor, Tensor]]
+    chunked: Callable[..., tuple[Tensor, Tensor]]
+    reference: Callable[..., tuple[Tensor, Tensor]]
+    make_inputs: Callable[[Case, torch.dtype, torch.device | str, int], dict[str, Any]]
+    cases: tuple[Case, ...]
+    bench_cases: tuple[Case, ...]
+    flops: Callable[[Case], dict[str, float]]
+    bytes_moved: Callable[[Case], dict[str, float]]
+
+
+def all_specs() -> dict[str, OperatorSpec]:
+    """Every operator of the package, found by its folder's `spec.py`, which defines `SPEC`."""
+    package = importlib.import_module("mixer_kernels")
+    names = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.ispkg)
+    found = {}
+    for name in names:
+        module = f"mixer_kernels.{name}.spec"
+        if importlib.util.find_spec(module) is not None:
+            found[name] = importlib.import_module(module).SPEC
+    return found

@@ -1,0 +1,138 @@
+"""The typed configuration of a run. Hydra yaml files fill it; an unknown key or a value of the wrong type is an error.
+
+Leaves that users swap for classes of their own (mixers, the data source, the optimizer, loggers) are mappings with a
+`_target_` and that class's settings; `llm/build.py` instantiates them and checks the settings against its signature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+
+def option(help: str, default: Any = MISSING) -> Any:  # noqa: A002
+    """A field with a line of help for `--help`."""
+    if isinstance(default, (dict, list)):
+        return field(default_factory=lambda: type(default)(default), metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class ModelConfig:
+    """Sizes of the decoder (configs/model)."""
+
+    name: str = option("name of the size, used in run names")
+    d_model: int = option("width of the residual stream")
+    n_layers: int = option("number of blocks")
+    head_dim: int = option("size of a softmax head")
+    linear_head_dim: int = option("key size of a linear mixer's head")
+    parameters: int = option("non-embedding parameters aimed at: the MLP width is chosen to meet it, whatever the mixers")
+    mlp_multiple: int = option("the MLP width is a multiple of this", 64)
+    mlp_width: int | None = option("MLP width; null: chosen to meet `parameters`", None)
+    tie_embeddings: bool = option("share the embedding matrix with the output head", False)
+    norm_eps: float = option("epsilon of the block norms", 1e-6)
+    init_std: float = option("standard deviation of the initial weights", 0.02)
+
+
+@dataclass
+class HybridConfig:
+    """The layout of `mixer=hybrid`: softmax layers spread among linear ones."""
+
+    linear: str = option("mixer of the other layers", "gdn")
+    softmax: str = option("mixer of the layers that see everything", "softmax")
+    per_softmax: int | None = option("linear layers for each softmax layer; null: not a ratio hybrid", None)
+
+
+@dataclass
+class DataConfig:
+    """Where the text comes from and how it is packed (configs/data)."""
+
+    name: str = option("name of the data, used in run names")
+    source: dict[str, Any] = option("class that yields documents, and its settings", {})
+    path: Any = option("file, folder, glob or list of them with training text", None)
+    validation_path: Any = option("the same for held-out text", None)
+    text_column: str = option("field of a record that holds the text", "text")
+    seed: int = option("seed of the data order", 0)
+    workers: int = option("processes that tokenise ahead of need; 0: in the trainer's process", 0)
+
+
+@dataclass
+class TokenizerConfig:
+    """The tokenizer (configs/tokenizer)."""
+
+    path: str = option("folder that transformers' AutoTokenizer loads, or a hub name")
+
+
+@dataclass
+class OptimConfig:
+    """Optimizer and clipping (configs/optim)."""
+
+    name: str = option("name of the optimizer, used in run names")
+    lr: float = option("peak learning rate")
+    weight_decay: float = option("decay of matrices; norms, biases, A_log, dt_bias have none", 0.1)
+    embedding_weight_decay: float = option("decay of the embedding and the output head", 0.0)
+    clip: float | None = option("largest norm of the gradient; null: no clipping", 1.0)
+    optimizer: dict[str, Any] = option("class of the optimizer and its settings", {})
+
+
+@dataclass
+class ScheduleConfig:
+    """The learning rate as a function of the step (configs/schedule)."""
+
+    name: str = option("cosine, wsd, linear or constant")
+    warmup: float = option("warm-up: a number of steps, or below 1 a share of all steps", 0.05)
+    decay: float = option("wsd: length of the final decay, in steps, or below 1 a share of all steps", 0.2)
+    floor: float = option("final learning rate as a share of the peak", 0.1)
+
+
+@dataclass
+class EvalConfig:
+    """Validation during training."""
+
+    every: int = option("steps between validations; 0: only at the end", 100)
+    max_rows: int | None = option("most rows of held-out text a validation; null: all", None)
+
+
+@dataclass
+class CheckpointConfig:
+    """When checkpoints are written."""
+
+    every: int = option("steps between checkpoints; 0: only at the end or when stopped", 500)
+    keep: int = option("newest checkpoints that are kept", 2)
+
+
+@dataclass
+class TrainConfig:
+    """Everything that a run depends on."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    mixers: dict[str, Any] = option("settings of each mixer by name: mixers.<name>.<setting>", {})
+    pattern: list[str] = option("mixers of the first layers, repeated down the stack", [])
+    hybrid: HybridConfig = field(default_factory=HybridConfig)
+    residual: str = option("how sublayers join the residual stream: standard", "standard")
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    loggers: dict[str, Any] = option("sinks of metrics by name (metrics.jsonl is always written)", {})
+
+    run_dir: str | None = option("folder of the run; null: runs/<name made of the settings that matter>", None)
+    steps: int | None = option("optimizer steps of the whole schedule (or give tokens)", None)
+    tokens: int | None = option("tokens of the whole schedule (or give steps)", None)
+    stop_after: int | None = option("stop after this step, resumable; the schedule is not shortened", None)
+    context: int = option("tokens a row")
+    batch_tokens: int = option("tokens an optimizer step, over all devices")
+    micro_batch: int | None = option("rows a device at a time; accumulation follows; null: as few passes as possible", None)
+    seed: int = option("seed of the weights", 0)
+    resume: str = option("auto: continue the run if it is there; must: it has to be there; never: it must not be", "auto")
+    init_from: str | None = option("RUN or RUN@STEP whose weights to start from, with a new schedule", None)
+    dry_run: bool = option("print what would run (parameters, FLOPs, memory, tokens) and stop", False)
+    deterministic: bool = option("bitwise reproducible on a GPU too, slower", False)
+    profile: bool = option("write a profiler trace of a few steps into the run", False)
+    max_wall_time: str | None = option("save and stop cleanly before this long has passed: 3600, 90m or 11h30m", None)
+    on_nonfinite: str = option("what a loss or gradient that is not finite does: raise", "raise")
+    log_every: int = option("steps between lines of metrics", 10)
