@@ -1,0 +1,28 @@
+"""Documents -> tokens -> packed rows -> batches, in an order that nothing but the data settings decides.
+
+What the trainer uses::
+
+    rows = training_rows(config.data, source, tokenizer, context=4096)        # Rows: one endless logical sequence of rows
+    sets = validation_sets(config.data, source, tokenizer, context=4096)      # dict: name -> HeldOutRows, fixed order
+
+    for batch in batches(rows, micro_batch=8, rows_per_step=128, rank=0, world_size=1, state=None):
+        ...                                                                   # endless: Batch after Batch for this rank
+    for batch in validation_batches(sets["validation"], micro_batch=8, rank=0, world_size=1, max_rows=None):
+        ...                                                                   # finite, the same count on every rank
+
+`source` is what `config.data.source` instantiates. Optimizer step s takes the global rows [s*R, (s+1)*R), R =
+`rows_per_step`; pass j of rank r takes rows s*R + (j*world_size + r)*micro_batch + [0, micro_batch), so that a step has
+R / (world_size * micro_batch) passes (it must divide: `UserError`).
+
+`batch.state` is the position after the batch, plain JSON data. Those of the last pass of a step make the checkpoint:
+`merge_states([state of rank 0, state of rank 1, ...])`, which for one process is that state itself. `batches(...,
+state=merged)` goes on exactly after that step, at any world size, micro-batch or number of workers; a state of other
+data (sources, tokenizer, seed, context, packing) is refused with a `UserError`.
+
+`batches` may start processes: close the generator (`loader.close()`) or let it go to end them.
+
+`HeldOutRows` has `name`, `context`, `len()`, `tokens` (predicted tokens) and `unigram_entropy()` in nats a token.
+`Rows` has `name`, `context`, `fingerprint`, and `summary() -> dict` (documents, tokens, rows an epoch where known).
+"""
+
+from __future__ import annotations
