@@ -17,8 +17,8 @@ from torch import Tensor
 class Case:
     """One set of inputs of an operator, as plain data.
 
-    `documents`: "one" (a document a row), "many" (random lengths, one cut on a chunk's edge), "single" (documents of one
-    token) or a number of documents a row. `continued`: the first document of each row continues from an initial state.
+    `documents`: "one" (a document a row), "many" (random lengths, one cut on a chunk's edge), "single" (documents of
+    one token) or a number of documents a row. `continued`: each row's first document continues from an initial state.
     `stress` names what is extreme about the values (an operator's `make_inputs` knows the names); "" is ordinary.
     """
 
@@ -40,20 +40,40 @@ class Case:
 class OperatorSpec:
     """An operator with everything that a generic test or benchmark needs to know of it.
 
-    `make_inputs(case, dtype, device, seed)` returns the tensors and settings that `function`, `chunked` and `reference` take,
-    by name; tensors that require gradients already do. `flops(case)` and `bytes_moved(case)` count forward and
-    forward+backward under the keys "forward" and "forward_backward".
+    `make_inputs(case, dtype, device, seed)` returns the tensors and settings that `function`, `chunked` and `reference`
+    take, by name; tensors that require gradients already do. Every tensor but `initial_state` has the tokens on its
+    second axis (or n rows a token), so that `span` and `token` can cut it. `step` advances the state by one token.
+    `flops(case)` and `bytes_moved(case)` count forward and forward+backward under "forward" and "forward_backward".
     """
 
     name: str
     function: Callable[..., tuple[Tensor, Tensor]]
     chunked: Callable[..., tuple[Tensor, Tensor]]
     reference: Callable[..., tuple[Tensor, Tensor]]
+    step: Callable[..., tuple[Tensor, Tensor]]
     make_inputs: Callable[[Case, torch.dtype, torch.device | str, int], dict[str, Any]]
     cases: tuple[Case, ...]
     bench_cases: tuple[Case, ...]
     flops: Callable[[Case], dict[str, float]]
     bytes_moved: Callable[[Case], dict[str, float]]
+
+
+def span(inputs: Mapping[str, Any], begin: int, end: int) -> dict[str, Any]:
+    """The inputs of tokens [begin, end) of each row, without segments and initial state."""
+    tokens = inputs["q"].shape[1]
+
+    def cut(x: Tensor) -> Tensor:
+        rate = x.shape[1] // tokens  # rows a token
+        return x[:, begin * rate : end * rate]
+
+    own = {name: x for name, x in inputs.items() if name not in ("segments", "initial_state")}
+    return {name: cut(x) if isinstance(x, Tensor) else x for name, x in own.items()}
+
+
+def token(inputs: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """The inputs of one token as `step` takes them: no token axis, unless there are several rows a token."""
+    one = span(inputs, index, index + 1)
+    return {name: x.squeeze(1) if isinstance(x, Tensor) else x for name, x in one.items()}
 
 
 def all_specs() -> dict[str, OperatorSpec]:

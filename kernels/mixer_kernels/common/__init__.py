@@ -1,0 +1,1 @@
+"""What several operators share: argument checks, the layout of chunks, products under decay."""

@@ -1,0 +1,71 @@
+"""Checks and casts that every operator's `api.py` makes before it computes."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from mixer_kernels.segments import Segments
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def expect(name: str, x: Tensor, shape: tuple[int, ...], legend: str) -> None:
+    """Raise ValueError unless `x` has `shape`; `legend` spells it out, like "[B, T, H, K]"."""
+    if tuple(x.shape) != shape:
+        raise ValueError(f"{name} has shape {list(x.shape)}, expected {legend} = {list(shape)}")
+
+
+def value_groups(q: Tensor, v: Tensor) -> int:
+    """How many value heads read each query and key head; ValueError if they do not divide."""
+    heads, value_heads = q.shape[-2], v.shape[-2]
+    if value_heads % heads:
+        raise ValueError(f"v has {value_heads} heads, which must be a multiple of the {heads} heads of q and k")
+    return value_heads // heads
+
+
+def same_dtype(**tensors: Tensor) -> None:
+    """Raise ValueError unless all have one floating-point dtype."""
+    found = {name: x.dtype for name, x in tensors.items()}
+    if len(set(found.values())) > 1 or not set(found.values()) <= set(FLOATS):
+        raise ValueError(f"{', '.join(found)} must share one floating-point dtype, found {found}")
+
+
+def autocast_inputs(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast, cast fp32 inputs of the matmuls as torch's own operators would; else return them as they are."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+
+
+def autocast_off(like: Tensor) -> AbstractContextManager:
+    """A context in which nothing is cast behind the operator's back: gates and state stay in fp32."""
+    return torch.autocast(like.device.type, enabled=False)
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of gates, sums and states for inputs of `dtype`: fp32, or fp64 for fp64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def resolve_segments(
+    segments: Segments | None, batch: int, tokens: int, continued: bool, device: torch.device
+) -> Tensor:
+    """`row_start` int32 [B, T]. Without segments: one document a row, `continued` or not."""
+    if segments is None:
+        return Segments.whole_rows(batch, tokens, device, continued=continued).row_start
+    expect("segments.row_start", segments.row_start, (batch, tokens), "[B, T]")
+    return segments.row_start
+
+
+def resolve_state(state: Tensor | None, shape: tuple[int, ...], like: Tensor, name: str) -> Tensor:
+    """The state [B, HV, K, V] in the accumulation dtype of `like`; zeros if absent."""
+    dtype = accumulation_dtype(like.dtype)
+    if state is None:
+        return torch.zeros(shape, dtype=dtype, device=like.device)
+    expect(name, state, shape, "[B, HV, K, V]")
+    return state.to(dtype)
