@@ -1,0 +1,96 @@
+"""Cross-entropy of a linear output head that never holds the logits of all tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from llm.data.batch import IGNORED
+
+CHUNK_BYTES = 256 * 2**20  # size of a chunk's logits in fp32 unless chunk_tokens says otherwise
+
+
+def linear_cross_entropy(
+    hidden_BTD: Tensor, head_weight_WD: Tensor, targets_BT: Tensor, vocab_size: int, *, chunk_tokens: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sum of the cross-entropies of ``hidden @ head_weight.T`` against `targets`, in nats, and how many it sums.
+
+    hidden_BTD      [..., D]     after the final norm
+    head_weight_WD  [W, D]       W may be padded above `vocab_size`: the entries beyond take no part
+    targets_BT      int64 [...]  IGNORED where the prediction is not counted
+    chunk_tokens    tokens whose logits exist at the same time; by default what fits into 256 MiB
+
+    Returns (loss fp32 scalar, fp64 for fp64 inputs; counted int64 scalar). Under autocast the matrix products run in
+    autocast's dtype; softmax, loss and the accumulated gradient of the head are fp32 or wider. Gradients are computed
+    chunk by chunk in the forward pass, while the chunk's logits exist, so backward only scales them.
+    """
+    hidden_ND = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])  # [..., D] -> [N, D]
+    targets_N = targets_BT.reshape(-1)
+    chunk_tokens = chunk_tokens or max(1, CHUNK_BYTES // (4 * head_weight_WD.shape[0]))
+    counted = (targets_N != IGNORED).sum()
+    return _ChunkedCrossEntropy.apply(hidden_ND, head_weight_WD, targets_N, vocab_size, chunk_tokens), counted
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Walks over chunks of tokens, C at a time; W counts the padded vocabulary."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_WD: Tensor, targets_N: Tensor, vocab_size: int, chunk_tokens: int
+    ) -> Tensor:
+        device = hidden_ND.device.type
+        operand_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
+        wide = torch.promote_types(hidden_ND.dtype, torch.float32)
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        loss = torch.zeros((), dtype=wide, device=hidden_ND.device)
+        grad_hidden = torch.empty_like(hidden_ND) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight_WD, dtype=wide) if needs_weight else None
+        with torch.autocast(device, enabled=False):
+            head_WD = weight_WD.to(operand_dtype)
+            for start in range(0, hidden_ND.shape[0], chunk_tokens):
+                chunk = slice(start, start + chunk_tokens)
+                hidden_CD = hidden_ND[chunk].to(operand_dtype)
+                logits_CW = (hidden_CD @ head_WD.T).to(wide)
+                chunk_loss, error_CW = _softmax_error(
+                    logits_CW, targets_N[chunk], vocab_size, with_error=needs_hidden or needs_weight
+                )
+                loss += chunk_loss
+                if error_CW is not None:
+                    error_CW = error_CW.to(operand_dtype)
+                if grad_hidden is not None:
+                    grad_hidden[chunk] = error_CW @ head_WD
+                if grad_weight is not None:
+                    grad_weight += error_CW.T @ hidden_CD
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.weight_dtype = weight_WD.dtype
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        if grad_hidden is not None:
+            grad_hidden = grad_hidden * grad.to(grad_hidden.dtype)
+        if grad_weight is not None:
+            grad_weight = (grad_weight * grad).to(ctx.weight_dtype)
+        return grad_hidden, grad_weight, None, None, None
+
+
+def _softmax_error(
+    logits_CW: Tensor, targets_C: Tensor, vocab_size: int, *, with_error: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Summed loss of a chunk and its gradient with respect to the logits (which it overwrites)."""
+    logits_CW[:, vocab_size:] = -torch.inf
+    valid_C = targets_C != IGNORED
+    target_C1 = targets_C.where(valid_C, 0)[:, None]
+    log_total_C = torch.logsumexp(logits_CW, dim=-1)
+    loss_C = log_total_C - logits_CW.gather(1, target_C1)[:, 0]
+    loss = loss_C.where(valid_C, 0).sum()
+    if not with_error:
+        return loss, None
+    error_CW = logits_CW.sub_(log_total_C[:, None]).exp_()  # the softmax; 0 in padded entries
+    error_CW.scatter_add_(1, target_C1, torch.full_like(target_C1, -1, dtype=error_CW.dtype))
+    return loss, error_CW.masked_fill_(~valid_C[:, None], 0)
