@@ -28,7 +28,9 @@ class ModelConfig:
     n_layers: int = option("number of blocks")
     head_dim: int = option("size of a softmax head")
     linear_head_dim: int = option("key size of a linear mixer's head")
-    parameters: int = option("non-embedding parameters aimed at: the MLP width is chosen to meet it, whatever the mixers")
+    parameters: int = option(
+        "non-embedding parameters aimed at: the MLP width is chosen to meet it, whatever the mixers"
+    )
     mlp_multiple: int = option("the MLP width is a multiple of this", 64)
     mlp_width: int | None = option("MLP width; null: chosen to meet `parameters`", None)
     tie_embeddings: bool = option("share the embedding matrix with the output head", False)
@@ -126,9 +128,13 @@ class TrainConfig:
     stop_after: int | None = option("stop after this step, resumable; the schedule is not shortened", None)
     context: int = option("tokens a row")
     batch_tokens: int = option("tokens an optimizer step, over all devices")
-    micro_batch: int | None = option("rows a device at a time; accumulation follows; null: as few passes as possible", None)
+    micro_batch: int | None = option(
+        "rows a device at a time; accumulation follows; null: as few passes as possible", None
+    )
     seed: int = option("seed of the weights", 0)
-    resume: str = option("auto: continue the run if it is there; must: it has to be there; never: it must not be", "auto")
+    resume: str = option(
+        "auto: continue the run if it is there; must: it has to be there; never: it must not be", "auto"
+    )
     init_from: str | None = option("RUN or RUN@STEP whose weights to start from, with a new schedule", None)
     dry_run: bool = option("print what would run (parameters, FLOPs, memory, tokens) and stop", False)
     deterministic: bool = option("bitwise reproducible on a GPU too, slower", False)

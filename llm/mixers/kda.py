@@ -1,0 +1,81 @@
+"""Kimi Delta Attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from llm.mixers.decay import bounded_log_decay, init_A_log, init_dt_bias, log_decay
+from llm.mixers.recurrent import RecurrentMixer, low_rank
+from llm.model.norm import l2_normalize
+from mixer_kernels.delta_rule import delta_rule, delta_rule_step
+
+
+class KimiDeltaAttention(RecurrentMixer):
+    """``S_t = (I - beta_t k_t k_t^T) Diag(exp g_t) S_{t-1} + beta_t k_t v_t^T`` (Kimi Linear, arXiv 2510.26692).
+
+    As Gated DeltaNet, with a decay for every key channel from a low-rank projection, and a low-rank sigmoid output gate.
+    `gate_lower_bound` (for instance -5): the bounded gate ``lower_bound * sigmoid(exp(A_log) (f(x) + dt_bias))`` in place
+    of ``-exp(A_log) softplus(f(x) + dt_bias)``; A_log then begins at 0, else A ~ U(1, 16).
+    """
+
+    operator = delta_rule
+    operator_step = delta_rule_step
+    state_products = 3  # erase, write, read
+
+    def __init__(
+        self,
+        d_model: int,
+        layer_idx: int,
+        n_layers: int,
+        *,
+        head_k_dim: int = 128,
+        expand_v: float = 1.0,
+        num_heads: int | None = None,
+        conv_size: int | None = 4,
+        gate_lower_bound: float | None = None,
+        negative_eigenvalues: bool = False,
+        norm_eps: float = 1e-6,
+        impl: str = "auto",
+    ) -> None:
+        super().__init__(
+            d_model, layer_idx, n_layers,
+            head_k_dim=head_k_dim, expand_v=expand_v, num_heads=num_heads, conv_size=conv_size,
+            norm_eps=norm_eps, gate_activation="sigmoid", impl=impl,
+        )  # fmt: skip
+        if gate_lower_bound is not None and gate_lower_bound >= 0:
+            raise ValueError(f"gate_lower_bound={gate_lower_bound}: must be negative, for instance -5, or null")
+        self.gate_lower_bound = gate_lower_bound
+        self.beta_max = 2.0 if negative_eigenvalues else 1.0
+        self.f_proj = low_rank(d_model, self.head_v_dim, self.key_dim)
+        self.b_proj = nn.Linear(d_model, self.num_heads, bias=False)
+        self.A_log = nn.Parameter(torch.empty(self.num_heads))
+        self.dt_bias = nn.Parameter(torch.empty(self.key_dim))
+
+    def make_output_gate(self) -> nn.Module:
+        return low_rank(self.d_model, self.head_v_dim, self.value_dim)
+
+    def operands(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+        return {
+            "q": l2_normalize(q),
+            "k": l2_normalize(k),
+            "v": v,
+            "g": self._log_decay(x),
+            "beta": self.beta_max * torch.sigmoid(self.b_proj(x).float()),
+        }
+
+    def reset_parameters(self, std: float) -> None:
+        super().reset_parameters(std)
+        init_dt_bias(self.dt_bias)
+        if self.gate_lower_bound is None:
+            init_A_log(self.A_log, 1.0, 16.0)
+        else:
+            nn.init.zeros_(self.A_log)
+
+    def _log_decay(self, x: Tensor) -> Tensor:
+        """[.., H, K]"""
+        f = self.f_proj(x).unflatten(-1, (self.num_heads, self.head_k_dim))
+        A_log, dt_bias = self.A_log[:, None], self.dt_bias.view(self.num_heads, self.head_k_dim)
+        if self.gate_lower_bound is None:
+            return log_decay(f, A_log, dt_bias)
+        return bounded_log_decay(f, A_log, dt_bias, self.gate_lower_bound)
