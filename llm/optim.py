@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from llm.config import OptimConfig
+from llm.errors import UserError
 
 UNDECAYED_NAMES = ("bias", "A_log", "dt_bias")  # last part of a parameter's name; 1-D parameters have no decay either
 
@@ -46,13 +47,18 @@ def _assert_complete(model: nn.Module, groups: list[dict[str, Any]]) -> None:
     assert set(grouped) == trained, "a parameter is in no group"
 
 
-def build_optimizer(config: OptimConfig, model: nn.Module, instantiate: Callable[..., Any]) -> Optimizer:
+def build_optimizer(config: OptimConfig, model: nn.Module, build_leaf: Callable[..., Any]) -> Optimizer:
     """The optimizer of `config.optimizer` over the parameter groups of `model`.
 
-    ``instantiate(leaf, **arguments)`` makes the object of a mapping with a `_target_` (llm/build.py has it). A class
-    is called as ``Class(params=groups, lr=config.lr, **settings of the leaf)``.
+    ``build_leaf(key, settings)`` makes what a mapping with a `_target_` describes (`llm.build.build_leaf`). The class
+    is called as ``Class(params=groups, lr=config.lr, **settings of the leaf)``. UserError where it refuses them.
     """
-    optimizer = instantiate(config.optimizer, params=parameter_groups(model, config), lr=config.lr)
+    # partial: Hydra would copy the parameters if they went through it as arguments
+    factory = build_leaf("optim.optimizer", {**config.optimizer, "_partial_": True, "_convert_": "all"})
+    try:
+        optimizer = factory(params=parameter_groups(model, config), lr=config.lr)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"optim.optimizer: {error}") from error
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
     return optimizer

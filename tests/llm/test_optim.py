@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from llm.build import build_leaf
 from llm.config import OptimConfig
+from llm.errors import UserError
 from llm.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors, parameter_groups, set_learning_rate
 
 
@@ -36,10 +38,6 @@ class Model(nn.Module):
 def config(**settings):
     leaf = {"_target_": "torch.optim.AdamW", "betas": [0.9, 0.95], "fused": True}
     return OptimConfig(name="adamw", lr=0.1, embedding_weight_decay=0.01, optimizer=leaf, **settings)
-
-
-def instantiate(leaf, **arguments):
-    return torch.optim.AdamW(**{k: v for k, v in leaf.items() if k != "_target_"}, **arguments)
 
 
 def roles(model):
@@ -86,7 +84,7 @@ def train(model, optimizer, steps):
 def test_state_goes_by_name_whatever_the_order_of_the_groups():
     torch.manual_seed(0)
     model = Model()
-    optimizer = build_optimizer(config(), model, instantiate)
+    optimizer = build_optimizer(config(), model, build_leaf)
     train(model, optimizer, 3)
     saved = {key: value.clone() for key, value in optimizer_tensors(optimizer, model).items()}
     assert {key.split("/")[0] for key in saved} == {"exp_avg", "exp_avg_sq", "step"}
@@ -107,13 +105,23 @@ def test_state_goes_by_name_whatever_the_order_of_the_groups():
 
 def test_unknown_parameter_in_the_state():
     model = Model()
-    optimizer = build_optimizer(config(), model, instantiate)
+    optimizer = build_optimizer(config(), model, build_leaf)
     with pytest.raises(ValueError, match="elsewhere"):
         load_optimizer_tensors(optimizer, model, {"exp_avg/elsewhere": torch.zeros(1)})
 
 
 def test_learning_rate_is_a_share_of_each_groups_peak():
-    optimizer = build_optimizer(config(), Model(), instantiate)
+    optimizer = build_optimizer(config(), Model(), build_leaf)
     optimizer.param_groups[0]["initial_lr"] = 0.5
     set_learning_rate(optimizer, 0.5)
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.05, 0.05]
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [({"betas": [0.9, 1.5]}, "optim.optimizer: Invalid beta"), ({"beta": 1}, "optim.optimizer.beta.*betas")],
+)
+def test_settings_that_the_class_refuses(leaf, message):
+    wrong = OptimConfig(name="adamw", lr=0.1, optimizer={"_target_": "torch.optim.AdamW", **leaf})
+    with pytest.raises(UserError, match=message):
+        build_optimizer(wrong, Model(), build_leaf)
