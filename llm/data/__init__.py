@@ -2,8 +2,8 @@
 
 What the trainer uses::
 
-    rows = training_rows(config.data, source, tokenizer, context=4096)        # Rows: one endless logical sequence of rows
-    sets = validation_sets(config.data, source, tokenizer, context=4096)      # dict: name -> HeldOutRows, fixed order
+    rows = training_rows(config.data, source, tokenizer, context=4096)     # Rows: one endless logical sequence
+    sets = validation_sets(config.data, source, tokenizer, context=4096)   # dict: name -> HeldOutRows, fixed order
 
     for batch in batches(rows, micro_batch=8, rows_per_step=128, rank=0, world_size=1, state=None):
         ...                                                                   # endless: Batch after Batch for this rank
@@ -26,3 +26,48 @@ data (sources, tokenizer, seed, context, packing) is refused with a `UserError`.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from llm.data.batch import IGNORED, Batch
+from llm.data.loader import Loader, batches, merge_states, validation_batches
+from llm.data.rows import HeldOutRows, Row, Rows
+from llm.data.settings import check_settings
+from llm.data.text import TextFiles
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from llm.config import DataConfig
+
+__all__ = [
+    "IGNORED",
+    "Batch",
+    "HeldOutRows",
+    "Loader",
+    "Row",
+    "Rows",
+    "TextFiles",
+    "batches",
+    "merge_states",
+    "training_rows",
+    "validation_batches",
+    "validation_sets",
+]
+
+
+def training_rows(config: DataConfig, source: Any, tokenizer: PreTrainedTokenizerBase, context: int) -> Rows:
+    """The endless sequence of training rows of `context` tokens; `source` is what `config.source` instantiates.
+
+    Raises UserError for missing, empty or unreadable files, a missing column, too little text, or bad settings.
+    """
+    check_settings(config, tokenizer)
+    return source.training_rows(config, tokenizer, context)
+
+
+def validation_sets(
+    config: DataConfig, source: Any, tokenizer: PreTrainedTokenizerBase, context: int
+) -> dict[str, HeldOutRows]:
+    """The held-out rows by name, in a fixed order; empty when the settings name none. Raises UserError as above."""
+    check_settings(config, tokenizer)
+    return source.validation_sets(config, tokenizer, context)
