@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import MISSING
 
 
-def option(help: str, default: Any = MISSING) -> Any:  # noqa: A002
+def option(help: str, default: Any = MISSING) -> Any:
     """A field with a line of help for `--help`."""
     if isinstance(default, (dict, list)):
         return field(default_factory=lambda: type(default)(default), metadata={"help": help})
@@ -28,9 +28,7 @@ class ModelConfig:
     n_layers: int = option("number of blocks")
     head_dim: int = option("size of a softmax head")
     linear_head_dim: int = option("key size of a linear mixer's head")
-    parameters: int = option(
-        "non-embedding parameters aimed at: the MLP width is chosen to meet it, whatever the mixers"
-    )
+    parameters: int = option("non-embedding parameters aimed at; the MLP width is chosen to meet it")
     mlp_multiple: int = option("the MLP width is a multiple of this", 64)
     mlp_width: int | None = option("MLP width; null: chosen to meet `parameters`", None)
     tie_embeddings: bool = option("share the embedding matrix with the output head", False)
@@ -52,11 +50,20 @@ class DataConfig:
     """Where the text comes from and how it is packed (configs/data)."""
 
     name: str = option("name of the data, used in run names")
-    source: dict[str, Any] = option("class that yields documents, and its settings", {})
-    path: Any = option("file, folder, glob or list of them with training text", None)
-    validation_path: Any = option("the same for held-out text", None)
+    source: dict[str, Any] = option("class that yields documents or rows, and its settings", {})
+    path: Any = option("file, folder, glob or list of them with training text, or a prepared folder", None)
+    validation_path: Any = option("the same for held-out text, or a mapping: name of the set -> path", None)
+    validation_contexts: list[int] = option("tokens a row in further validations, beside `context`", [])
+    validation_tokens: int = option("most held-out tokens that are read for a validation set", 2_000_000)
+    held_out: float = option("without validation_path: share of documents held out, chosen by a hash of their text", 0.0)
     text_column: str = option("field of a record that holds the text", "text")
+    mode: str = option("memory: tokenised at the start; stream: as needed; prepared; auto: by kind and size", "auto")
+    memory_mb: int = option("mode=auto keeps local text up to this size in memory", 64)
+    packing: str = option("cut: documents end to end, cut into rows; fit: best fit, cutting only what is longer", "cut")
+    separate: bool = option("documents of a row do not see each other and are not predicted across boundaries", True)
+    bos: bool = option("put the tokenizer's beginning-of-document token before each document", False)
     seed: int = option("seed of the data order", 0)
+    streams: int = option("mode=stream: sequences read side by side, shared out among devices and workers", 64)
     workers: int = option("processes that tokenise ahead of need; 0: in the trainer's process", 0)
 
 
@@ -129,12 +136,10 @@ class TrainConfig:
     context: int = option("tokens a row")
     batch_tokens: int = option("tokens an optimizer step, over all devices")
     micro_batch: int | None = option(
-        "rows a device at a time; accumulation follows; null: as few passes as possible", None
+        "rows a device at a time; accumulation follows; null: all rows of a step at once", None
     )
     seed: int = option("seed of the weights", 0)
-    resume: str = option(
-        "auto: continue the run if it is there; must: it has to be there; never: it must not be", "auto"
-    )
+    resume: str = option("auto: continue the run if there is one; must: there has to be; never: no", "auto")
     init_from: str | None = option("RUN or RUN@STEP whose weights to start from, with a new schedule", None)
     dry_run: bool = option("print what would run (parameters, FLOPs, memory, tokens) and stop", False)
     deterministic: bool = option("bitwise reproducible on a GPU too, slower", False)
