@@ -17,7 +17,7 @@ def layer_names(config: TrainConfig) -> list[str]:
     pattern = list(config.pattern)
     if not pattern:
         raise UserError(
-            "pattern: empty, and hybrid.per_softmax is not set. Choose mixer=..., or give pattern=[gdn,softmax]."
+            "pattern: empty, and hybrid.per_softmax is not set. Choose mixer=..., or pattern=[gdn,softmax]."
         )
     if depth % len(pattern):
         raise UserError(
@@ -30,9 +30,7 @@ def layer_names(config: TrainConfig) -> list[str]:
 def ratio_layout(hybrid: HybridConfig, depth: int) -> list[str]:
     """`per_softmax` linear layers to a softmax layer, the softmax layers spread as the last of each group."""
     if hybrid.per_softmax < 0:
-        raise UserError(
-            f"hybrid.per_softmax={hybrid.per_softmax}: must be 0 or more linear layers for each softmax layer."
-        )
+        raise UserError(f"hybrid.per_softmax={hybrid.per_softmax}: must be 0 or more linear layers a softmax layer.")
     count = max(1, round(depth / (hybrid.per_softmax + 1)))
     softmax = {round((i + 1) * depth / count) - 1 for i in range(count)}
     return [hybrid.softmax if i in softmax else hybrid.linear for i in range(depth)]

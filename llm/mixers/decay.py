@@ -8,17 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llm.model.precision import widen
+
 
 def log_decay(x: Tensor, A_log: Tensor, dt_bias: Tensor) -> Tensor:
     """``-exp(A_log) * softplus(x + dt_bias)``, in at least fp32: the logarithm of the decay of one step, <= 0."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return -A_log.to(wide).exp() * F.softplus(x.to(wide) + dt_bias.to(wide))
+    return -widen(A_log).exp() * F.softplus(widen(x) + widen(dt_bias))
 
 
 def bounded_log_decay(x: Tensor, A_log: Tensor, dt_bias: Tensor, lower_bound: float) -> Tensor:
     """``lower_bound * sigmoid(exp(A_log) * (x + dt_bias))``, in at least fp32: between `lower_bound` < 0 and 0."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return lower_bound * torch.sigmoid(A_log.to(wide).exp() * (x.to(wide) + dt_bias.to(wide)))
+    return lower_bound * torch.sigmoid(widen(A_log).exp() * (widen(x) + widen(dt_bias)))
 
 
 @torch.no_grad()

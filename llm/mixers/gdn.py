@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from llm.mixers.decay import init_A_log, init_dt_bias, log_decay
 from llm.mixers.recurrent import RecurrentMixer
 from llm.model.norm import l2_normalize
+from llm.model.precision import widen
 from mixer_kernels.delta_rule import delta_rule, delta_rule_step
 
 
@@ -54,7 +55,7 @@ class GatedDeltaNet(RecurrentMixer):
             "k": l2_normalize(k),
             "v": v,
             "g": log_decay(self.a_proj(x), self.A_log, self.dt_bias),
-            "beta": self.beta_max * torch.sigmoid(self.b_proj(x).float()),
+            "beta": self.beta_max * torch.sigmoid(widen(self.b_proj(x))),
         }
 
     def reset_parameters(self, std: float) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from llm.mixers.recurrent import RecurrentMixer, low_rank
+from llm.model.precision import widen
 from mixer_kernels.linear_attention import linear_attention, linear_attention_step
 
 
@@ -46,5 +46,4 @@ class GatedLinearAttention(RecurrentMixer):
 
     def operands(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
         logits = self.gk_proj(x).unflatten(-1, (self.num_heads, self.head_k_dim))
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        return {"q": q, "k": k, "v": v, "g": F.logsigmoid(logits.to(wide)) / self.gate_normalizer}
+        return {"q": q, "k": k, "v": v, "g": F.logsigmoid(widen(logits)) / self.gate_normalizer}

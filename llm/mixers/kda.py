@@ -8,15 +8,16 @@ from torch import Tensor, nn
 from llm.mixers.decay import bounded_log_decay, init_A_log, init_dt_bias, log_decay
 from llm.mixers.recurrent import RecurrentMixer, low_rank
 from llm.model.norm import l2_normalize
+from llm.model.precision import widen
 from mixer_kernels.delta_rule import delta_rule, delta_rule_step
 
 
 class KimiDeltaAttention(RecurrentMixer):
     """``S_t = (I - beta_t k_t k_t^T) Diag(exp g_t) S_{t-1} + beta_t k_t v_t^T`` (Kimi Linear, arXiv 2510.26692).
 
-    As Gated DeltaNet, with a decay for every key channel from a low-rank projection, and a low-rank sigmoid output gate.
-    `gate_lower_bound` (for instance -5): the bounded gate ``lower_bound * sigmoid(exp(A_log) (f(x) + dt_bias))`` in place
-    of ``-exp(A_log) softplus(f(x) + dt_bias)``; A_log then begins at 0, else A ~ U(1, 16).
+    As Gated DeltaNet, with a decay for every key channel from a low-rank projection, and a low-rank sigmoid output
+    gate. `gate_lower_bound` (for instance -5): the bounded gate ``lower_bound * sigmoid(exp(A_log) (f(x) + dt_bias))``
+    in place of ``-exp(A_log) softplus(f(x) + dt_bias)``; A_log then begins at 0, else A ~ U(1, 16).
     """
 
     operator = delta_rule
@@ -61,7 +62,7 @@ class KimiDeltaAttention(RecurrentMixer):
             "k": l2_normalize(k),
             "v": v,
             "g": self._log_decay(x),
-            "beta": self.beta_max * torch.sigmoid(self.b_proj(x).float()),
+            "beta": self.beta_max * torch.sigmoid(widen(self.b_proj(x))),
         }
 
     def reset_parameters(self, std: float) -> None:

@@ -16,15 +16,15 @@ from mixer_kernels.segments import Segments
 class RecurrentMixer(TokenMixer):
     """Projections, short convolutions, one operator of `mixer_kernels`, gated output normalisation.
 
-    A subclass names the operator, and computes from the layer's input what the operator takes besides q, k and v (gates,
-    learning rates). `forward` and `step` are derived, so that they cannot disagree.
+    A subclass names the operator, and computes from the layer's input what the operator takes besides q, k and v
+    (gates, learning rates). `forward` and `step` are derived, so that they cannot disagree.
 
     Common settings: `head_k_dim`, `expand_v` (value size of a head / key size), `num_heads` (null: as many as make the
     values d_model wide), `conv_size` (taps of the convolutions on q, k and v; null: none), `norm_eps`, `impl`
     (implementation of the operator, see `mixer_kernels`).
 
-    The state is ``recurrent`` [B, H, K, V] in fp32 and, with convolutions, the last inputs of q, k and v. Raises ValueError
-    where heads do not fit the width.
+    The state is ``recurrent`` [B, H, K, V] in fp32 and, with convolutions, the last inputs of q, k and v. Raises
+    ValueError where heads do not fit the width.
     """
 
     operator: Callable[..., tuple[Tensor, Tensor]]
@@ -150,7 +150,5 @@ def _heads(d_model: int, head_v_dim: int) -> int:
 
 def _whole(size: float, head_k_dim: int, expand_v: float) -> int:
     if size != int(size) or size < 1:
-        raise ValueError(
-            f"head_k_dim={head_k_dim} x expand_v={expand_v} is not a whole number: choose another expand_v"
-        )
+        raise ValueError(f"head_k_dim={head_k_dim} x expand_v={expand_v} is no whole number: choose another expand_v")
     return int(size)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from llm.mixers.base import MixerOutput, MixerState, TokenMixer
 from llm.model.attention import attend
+from llm.model.precision import widen
 from llm.model.rotary import rotate
 from mixer_kernels.segments import Segments
 
@@ -14,9 +15,10 @@ from mixer_kernels.segments import Segments
 class SoftmaxAttention(TokenMixer):
     """Multi-head softmax attention (Vaswani et al. 2017), causal within each document.
 
-    Settings: `num_heads` (null: d_model / head_dim), `num_kv_heads` (fewer: grouped queries; null: as many), `head_dim`,
-    `rope_theta` (null: no position embedding), `qk_norm` (RMSNorm of each head's queries and keys), `window` (see only the
-    last `window` tokens; null: all), `output_gate` (multiply the output by sigmoid of a projection of the input).
+    Settings: `num_heads` (null: d_model / head_dim), `num_kv_heads` (fewer: grouped queries; null: as many),
+    `head_dim`, `rope_theta` (null: no position embedding), `qk_norm` (RMSNorm of each head's queries and keys),
+    `window` (see only the last `window` tokens; null: all), `output_gate` (multiply the output by sigmoid of a
+    projection of the input).
 
     The state is a cache of keys and values with ``min(max_context, window)`` slots, used as a ring, and the position of
     the next token. Raises ValueError where heads do not fit together.
@@ -105,7 +107,7 @@ class SoftmaxAttention(TokenMixer):
         """q [B, T, H, K] and k, v [B, T, HKV, K], normalised and rotated."""
         heads = lambda y: y.unflatten(-1, (-1, self.head_dim))  # noqa: E731
         q, k, v = heads(self.q_proj(x_BTD)), heads(self.k_proj(x_BTD)), heads(self.v_proj(x_BTD))
-        q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
+        q, k = self.q_norm(widen(q)).to(v.dtype), self.k_norm(widen(k)).to(v.dtype)
         if self.rope_theta is not None:
             q, k = rotate(q, positions_BT, self.rope_theta), rotate(k, positions_BT, self.rope_theta)
         return q, k, v
@@ -156,7 +158,7 @@ def _check_heads(
         raise ValueError(f"num_kv_heads={num_kv_heads} does not divide num_heads={num_heads}: choose a divisor")
     if rope_theta is not None and head_dim % 2:
         raise ValueError(
-            f"head_dim={head_dim} is odd: rotary embedding needs pairs; use an even size or rope_theta=null"
+            f"head_dim={head_dim} is odd: rotary embedding rotates pairs; use an even size, or rope_theta=null"
         )
     if window is not None and window < 1:
         raise ValueError(f"window={window}: must be at least 1, or null for all tokens")

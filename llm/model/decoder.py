@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from llm.mixers.base import MixerState, TokenMixer
 from llm.model.block import Block
+from llm.model.precision import widen
 from mixer_kernels.segments import Segments
 
 VOCAB_MULTIPLE = 128  # tensor cores want the head's rows in multiples
@@ -91,7 +92,7 @@ class Decoder(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """[.., D] -> [.., W], at least fp32, without the padded entries."""
         logits = F.linear(hidden, self.head_weight.to(hidden.dtype))[..., : self.vocab_size]
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return widen(logits)
 
     def init_state(
         self, batch: int, max_context: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32

@@ -1,0 +1,73 @@
+"""Fixtures for everything under llm: tiny models of every mixer, found by globbing the configs."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import yaml
+
+from llm.build import build_mixer, build_model
+from llm.compose import compose
+from llm.paths import configs_dir
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# small enough for the whole suite to run on two cores; every mixer must fit these sizes
+SMALL = [
+    "model=tiny", "model.d_model=64", "model.n_layers=4", "model.head_dim=16", "model.linear_head_dim=16",
+    "model.parameters=200000",
+]  # fmt: skip
+
+
+def _mixers_of_their_own() -> list[str]:
+    """Choices of the mixer group that bring a mixer's settings (`hybrid` only arranges others)."""
+    files = {p.stem: yaml.safe_load(p.read_text()) for p in sorted((configs_dir() / "mixer").glob("*.yaml"))}
+    return [name for name, content in files.items() if name in content.get("mixers", {})]
+
+
+MIXERS = _mixers_of_their_own()
+LAYOUTS = [*MIXERS, *(f"hybrid_{name}_1to1" for name in MIXERS if name != "softmax")]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`mixer_name`: every mixer. `layout`: every mixer, and every one in a hybrid."""
+    for argument, values in (("mixer_name", MIXERS), ("layout", LAYOUTS)):
+        if argument in metafunc.fixturenames:
+            metafunc.parametrize(argument, values)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def make_config():
+    """make_config(layout, *overrides): the configuration of a small model."""
+    return lambda layout, *overrides: compose([f"mixer={layout}", *SMALL, *overrides])
+
+
+@pytest.fixture
+def make_model(make_config):
+    """make_model(layout, *overrides, vocab=, dtype=): a small decoder with livelier weights than at initialisation."""
+
+    def make(layout: str, *overrides: str, vocab: int = 50, dtype: torch.dtype = torch.float64):
+        return build_model(make_config(layout, "model.init_std=0.2", *overrides), vocab).to(dtype).eval()
+
+    return make
+
+
+@pytest.fixture
+def make_mixer(make_config):
+    """make_mixer(name, dtype=, **settings): layer 1 of a small model."""
+
+    def make(name: str, dtype: torch.dtype = torch.float64, **settings):
+        config = make_config(name)
+        config.mixers[name].update(settings)
+        mixer = build_mixer(config, name, 1)
+        mixer.reset_parameters(0.2)
+        return mixer.to(dtype)
+
+    return make
