@@ -12,11 +12,12 @@ from typing import Any
 from omegaconf import MISSING
 
 
-def option(help: str, default: Any = MISSING) -> Any:
-    """A field with a line of help for `--help`."""
+def option(help: str, default: Any = MISSING, *, free: bool = False) -> Any:
+    """A field with a line of help for `--help`; `free` where it may change when a run is resumed."""
+    metadata = {"help": help, "free": free}
     if isinstance(default, (dict, list)):
-        return field(default_factory=lambda: type(default)(default), metadata={"help": help})
-    return field(default=default, metadata={"help": help})
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass
@@ -55,7 +56,9 @@ class DataConfig:
     validation_path: Any = option("the same for held-out text, or a mapping: name of the set -> path", None)
     validation_contexts: list[int] = option("tokens a row in further validations, beside `context`", [])
     validation_tokens: int = option("most held-out tokens that are read for a validation set", 2_000_000)
-    held_out: float = option("without validation_path: share of documents held out, chosen by a hash of their text", 0.0)
+    held_out: float = option(
+        "without validation_path: share of documents held out, chosen by a hash of their text", 0.0
+    )
     text_column: str = option("field of a record that holds the text", "text")
     mode: str = option("memory: tokenised at the start; stream: as needed; prepared; auto: by kind and size", "auto")
     memory_mb: int = option("mode=auto keeps local text up to this size in memory", 64)
@@ -64,7 +67,7 @@ class DataConfig:
     bos: bool = option("put the tokenizer's beginning-of-document token before each document", False)
     seed: int = option("seed of the data order", 0)
     streams: int = option("mode=stream: sequences read side by side, shared out among devices and workers", 64)
-    workers: int = option("processes that tokenise ahead of need; 0: in the trainer's process", 0)
+    workers: int = option("processes that tokenise ahead of need; 0: in the trainer's process", 0, free=True)
 
 
 @dataclass
@@ -100,16 +103,16 @@ class ScheduleConfig:
 class EvalConfig:
     """Validation during training."""
 
-    every: int = option("steps between validations; 0: only at the end", 100)
-    max_rows: int | None = option("most rows of held-out text a validation; null: all", None)
+    every: int = option("steps between validations; 0: only at the end", 100, free=True)
+    max_rows: int | None = option("most rows of held-out text a validation; null: all", None, free=True)
 
 
 @dataclass
 class CheckpointConfig:
     """When checkpoints are written."""
 
-    every: int = option("steps between checkpoints; 0: only at the end or when stopped", 500)
-    keep: int = option("newest checkpoints that are kept", 2)
+    every: int = option("steps between checkpoints; 0: only at the end or when stopped", 500, free=True)
+    keep: int = option("newest checkpoints that are kept", 2, free=True)
 
 
 @dataclass
@@ -127,23 +130,28 @@ class TrainConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    loggers: dict[str, Any] = option("sinks of metrics by name (metrics.jsonl is always written)", {})
+    loggers: dict[str, Any] = option("sinks of metrics by name (metrics.jsonl is always written)", {}, free=True)
 
-    run_dir: str | None = option("folder of the run; null: runs/<name made of the settings that matter>", None)
+    run_dir: str | None = option(
+        "folder of the run; null: runs/<name made of the settings that matter>", None, free=True
+    )
     steps: int | None = option("optimizer steps of the whole schedule (or give tokens)", None)
     tokens: int | None = option("tokens of the whole schedule (or give steps)", None)
-    stop_after: int | None = option("stop after this step, resumable; the schedule is not shortened", None)
+    stop_after: int | None = option("stop after this step, resumable; the schedule is not shortened", None, free=True)
     context: int = option("tokens a row")
     batch_tokens: int = option("tokens an optimizer step, over all devices")
     micro_batch: int | None = option(
-        "rows a device at a time; accumulation follows; null: all rows of a step at once", None
+        "rows a device at a time; accumulation follows; null: all rows of a step at once", None, free=True
     )
     seed: int = option("seed of the weights", 0)
-    resume: str = option("auto: continue the run if there is one; must: there has to be; never: no", "auto")
+    resume: str = option("auto: continue the run if there is one; must: there has to be; never: no", "auto", free=True)
     init_from: str | None = option("RUN or RUN@STEP whose weights to start from, with a new schedule", None)
-    dry_run: bool = option("print what would run (parameters, FLOPs, memory, tokens) and stop", False)
+    dry_run: bool = option("print what would run (parameters, FLOPs, memory, tokens) and stop", False, free=True)
     deterministic: bool = option("bitwise reproducible on a GPU too, slower", False)
-    profile: bool = option("write a profiler trace of a few steps into the run", False)
-    max_wall_time: str | None = option("save and stop cleanly before this long has passed: 3600, 90m or 11h30m", None)
-    on_nonfinite: str = option("what a loss or gradient that is not finite does: raise", "raise")
-    log_every: int = option("steps between lines of metrics", 10)
+    profile: bool = option("write a profiler trace of a few steps into the run", False, free=True)
+    max_wall_time: str | None = option(
+        "save and stop cleanly before this long has passed: 3600, 90m or 11h30m", None, free=True
+    )
+    precision: str = option("bf16: autocast over fp32 weights; fp32; auto: bf16 where a GPU has it", "auto")
+    on_nonfinite: str = option("what a loss or gradient that is not finite does: raise", "raise", free=True)
+    log_every: int = option("steps between lines of metrics", 10, free=True)
