@@ -63,16 +63,9 @@ def read_documents(files: Iterable[Path | str], text_column: str = "text") -> It
 
 def _decompressed(name: str, opener: Opener) -> Opener:
     """Opens a .zst file for reading from its beginning."""
-    try:
-        import zstandard
-    except ImportError as error:
-        raise UserError(f"{name}: reading .zst files needs zstandard: pip install 'mixlab[data]'.") from error
+    from llm.data.zstd import ZstdReader
 
-    def open_stream() -> BinaryIO:
-        reader = zstandard.ZstdDecompressor().stream_reader(opener(), read_across_frames=True, closefd=True)
-        return io.BufferedReader(reader, buffer_size=SPAN)
-
-    return open_stream
+    return lambda: io.BufferedReader(ZstdReader(name, opener()), buffer_size=SPAN)
 
 
 def _block_order(n_blocks: int, key: int | None, part: int, parts: int) -> Sequence[int]:
@@ -155,23 +148,11 @@ class CompressedLineShard:
     def groups(self, *, key: int | None, part: int, parts: int, skip: int) -> Iterator[list[str]]:
         with self._open() as file:
             number = 1
-            for ordinal, lines in enumerate(self._spans(file)):
+            for ordinal, lines in enumerate(iter(lambda: file.readlines(SPAN), [])):
                 mine = ordinal % parts == part
                 if mine and ordinal // parts >= skip:
                     yield [text for text in self._texts(lines, number) if text]
                 number += len(lines)
-
-    def _spans(self, file: BinaryIO) -> Iterator[list[bytes]]:
-        import zstandard
-
-        while True:
-            try:
-                lines = file.readlines(SPAN)
-            except zstandard.ZstdError as error:
-                raise UserError(f"{self.name}: damaged or cut short ({error}).") from error
-            if not lines:
-                return
-            yield lines
 
     def _texts(self, lines: list[bytes], number: int) -> Iterator[str]:
         for index, line in enumerate(lines):

@@ -1,0 +1,124 @@
+"""Files of text: every kind is read alike, and what is wrong with one is said."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llm.data import TextFiles, training_rows
+from llm.data import shards as shards_module
+from llm.data.files import find_files
+from llm.data.shards import open_shard, read_documents
+from llm.errors import UserError
+
+
+def write(path, texts, batch_rows=100):
+    """The texts as the kind of file that the name asks for."""
+    bare = path.with_suffix("") if path.suffix == ".zst" else path
+    if bare.suffix == ".jsonl":
+        content = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts).encode()
+        if path.suffix == ".zst":
+            content = pytest.importorskip("zstandard").compress(content)
+        path.write_bytes(content)
+        return path
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table({"id": list(range(len(texts))), "text": texts})
+    if path.name == "stream.arrow":
+        with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=batch_rows)
+    elif path.suffix == ".arrow":
+        with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=batch_rows)
+    else:
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(table, path, row_group_size=batch_rows)
+    return path
+
+
+KINDS = ["a.jsonl", "a.jsonl.zst", "a.parquet", "file.arrow", "stream.arrow"]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(shards_module, "SPAN", 997)
+    monkeypatch.setattr(shards_module, "GROUP_ROWS", 32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_gives_the_documents_in_order(tmp_path, texts, kind):
+    path = write(tmp_path / kind, texts(250))
+    assert list(read_documents([path])) == texts(250)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("parts", [1, 3, 7])
+def test_parts_share_out_the_documents_and_skipping_equals_reading_on(tmp_path, texts, kind, parts):
+    shard = open_shard(str(write(tmp_path / kind, texts(250))))
+    found = []
+    for part in range(parts):
+        groups = list(shard.groups(key=5, part=part, parts=parts, skip=0))
+        for skip in range(len(groups) + 1):
+            assert list(shard.groups(key=5, part=part, parts=parts, skip=skip)) == groups[skip:]
+        found += [text for group in groups for text in group]
+    assert sorted(found) == sorted(texts(250))
+
+
+def test_a_line_longer_than_several_blocks_is_one_document(tmp_path):
+    long = ["short", "x" * 5000, "", "end", "y" * 2000]
+    path = write(tmp_path / "a.jsonl", long)
+    assert list(read_documents([path])) == [text for text in long if text]
+
+
+def test_a_last_line_without_a_newline_is_read(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n\n{"text": "two"}')
+    assert list(read_documents([path])) == ["one", "two"]
+
+
+def test_a_text_file_is_one_document(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\ntwo é\n")
+    assert list(read_documents([tmp_path / "a.txt"])) == ["one\n\ntwo é\n"]
+
+
+def test_folders_globs_and_lists_are_found_in_order_and_once(tmp_path, jsonl):
+    for name in ("b.jsonl", "a.jsonl"):
+        jsonl(tmp_path / name, ["x"])
+    both = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    assert find_files(str(tmp_path)) == find_files(str(tmp_path / "*.jsonl")) == both
+    assert find_files([both[1], str(tmp_path)]) == [both[1], both[0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing.jsonl", None, "does not exist"),
+        ("empty.jsonl", "", "is empty"),
+        ("a.csv", "text\nx\n", "unknown kind"),
+        ("a.jsonl", '{"text": "x"}\n\n{"text": \n', r"a\.jsonl, line 3: not a JSON record"),
+        ("a.jsonl", '{"id": 1, "body": "x"}\n', r"line 1: no column 'text'.*id, body"),
+        ("a.jsonl", '{"text": 5}\n', "holds int, not text"),
+        ("a.jsonl", '["x"]\n', "not a JSON object"),
+        ("a.jsonl", '{"text": ""}\n', "no document has any text"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, tokenizer, settings, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        training_rows(settings(), TextFiles(str(tmp_path / name)), tokenizer, 16)
+
+
+def test_a_missing_column_of_a_table_names_those_there_are(tmp_path, texts):
+    path = write(tmp_path / "a.parquet", texts(3))
+    with pytest.raises(UserError, match=r"no column 'body'.*id, text"):
+        list(read_documents([path], "body"))
+
+
+@pytest.mark.parametrize("kind", ["a.jsonl.zst", "a.parquet", "file.arrow"])
+def test_a_file_cut_short_is_an_error_that_names_it(tmp_path, texts, kind):
+    path = write(tmp_path / kind, texts(250))
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(UserError, match=kind):
+        list(read_documents([path]))
