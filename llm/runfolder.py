@@ -1,0 +1,213 @@
+"""The folder of a run: its configuration, environment, metrics and checkpoints, and whose run it is.
+
+run_dir/
+    config.yaml         the resolved configuration and its schema_version
+    environment.json    a list: versions, machine, git commit and command of each start
+    metrics.jsonl       one line for each logged step
+    checkpoints/        see llm/checkpoint.py
+    run.lock            see llm/runlock.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from llm.checkpoint import Checkpoints
+from llm.config import TrainConfig
+from llm.durable import replace_file
+from llm.errors import UserError
+from llm.runlock import RunLock
+
+SCHEMA_VERSION = 1
+REPORTED_PACKAGES = ("torch", "triton", "accelerate", "transformers", "tokenizers", "datasets", "numpy", "safetensors")
+RESUME_CHOICES = ("auto", "must", "never")
+
+
+class RunFolder:
+    """An open run folder, locked against other processes until `close`.
+
+    Made on the main process only; other ranks read `checkpoints` through `RunFolder.watch`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = Checkpoints(path)
+        self.lock: RunLock | None = None
+
+    @classmethod
+    def open(cls, path: Path | str, config: TrainConfig) -> RunFolder:
+        """Create or continue the run of `config`, as `config.resume` allows. Raises UserError otherwise."""
+        run = cls(Path(path))
+        _check_resume(config.resume, run)
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"run_dir={path}: cannot be created ({error.strerror}). Choose another folder.") from error
+        run.lock = RunLock(run.path)
+        run.lock.acquire()
+        try:
+            run._refuse_other_run(config)
+            run._write_config(config)
+            run._append_environment()
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def watch(cls, path: Path | str) -> RunFolder:
+        """The folder as ranks other than the main one see it: nothing is written, nothing locked."""
+        return cls(Path(path))
+
+    def close(self) -> None:
+        """Let others use the folder."""
+        if self.lock is not None:
+            self.lock.release()
+
+    def _refuse_other_run(self, config: TrainConfig) -> None:
+        if not (self.path / "config.yaml").exists():
+            return
+        keys = differing_keys(read_plain_config(self.path), plain_config(config))
+        if keys:
+            shown = ", ".join(f"{key} ({old} there, {new} here)" for key, (old, new) in list(keys.items())[:5])
+            more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+            raise UserError(
+                f"run_dir={self.path} holds another run: it differs in {shown}{more}. "
+                "Choose another run_dir, or use the settings of that run to continue it."
+            )
+
+    def _write_config(self, config: TrainConfig) -> None:
+        text = OmegaConf.to_yaml({"schema_version": SCHEMA_VERSION, **plain_config(config)})
+        path = self.path / "config.yaml"
+        if not path.exists() or path.read_text() != text:
+            replace_file(path, text.encode())
+
+    def _append_environment(self) -> None:
+        path = self.path / "environment.json"
+        try:
+            starts = json.loads(path.read_text())
+        except (OSError, ValueError):
+            starts = []
+        replace_file(path, json.dumps([*starts, describe_environment()], indent=1).encode())
+
+
+def _check_resume(resume: str, run: RunFolder) -> None:
+    if resume not in RESUME_CHOICES:
+        raise UserError(f"resume={resume} is unknown. Known: {', '.join(RESUME_CHOICES)}.")
+    if resume == "must" and not run.checkpoints.steps():
+        raise UserError(
+            f"resume=must, but run_dir={run.path} has no checkpoint. Check run_dir, or start with resume=auto."
+        )
+    if resume == "never" and (run.path / "config.yaml").exists():
+        raise UserError(
+            f"resume=never, but run_dir={run.path} holds a run. Choose another run_dir, or continue with resume=auto."
+        )
+
+
+def plain_config(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as plain dictionaries, lists and values."""
+    return OmegaConf.to_container(OmegaConf.structured(config), resolve=True)
+
+
+def read_plain_config(run_dir: Path) -> dict[str, Any]:
+    """What config.yaml of a run says, without its schema version. Raises UserError where that is not readable."""
+    path = run_dir / "config.yaml"
+    try:
+        plain = OmegaConf.to_container(OmegaConf.load(path))
+        version = plain.pop("schema_version")
+    except (OSError, ValueError, KeyError, AttributeError, OmegaConfBaseException) as error:
+        raise UserError(f"{path} is missing or unreadable: {run_dir} is no run of mixlab.") from error
+    if version != SCHEMA_VERSION:
+        raise UserError(f"{path} has schema_version {version}, this version of mixlab reads {SCHEMA_VERSION}.")
+    return plain
+
+
+def read_config(run_dir: Path) -> TrainConfig:
+    """The typed configuration of a run. Raises UserError for keys that this version does not know."""
+    plain = read_plain_config(run_dir)
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), plain))
+    except OmegaConfBaseException as error:
+        raise UserError(f"{run_dir / 'config.yaml'}: {str(error).splitlines()[0]}") from error
+
+
+def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys, except the free ones, whose values differ between two plain configurations: key -> (old, new)."""
+    left, right = _flatten(old), _flatten(new)
+    free = free_keys()
+    keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]
+    return {key: (left.get(key), right.get(key)) for key in keys if not _starts_with_any(key, free)}
+
+
+def free_keys(kind: type = TrainConfig, prefix: str = "") -> list[str]:
+    """Dotted keys that are marked free in llm/config.py: they may change when a run is resumed."""
+    keys, types = [], get_type_hints(kind)
+    for entry in dataclasses.fields(kind):
+        if entry.metadata.get("free"):
+            keys.append(prefix + entry.name)
+        elif dataclasses.is_dataclass(types[entry.name]):
+            keys += free_keys(types[entry.name], f"{prefix}{entry.name}.")
+    return keys
+
+
+def _starts_with_any(key: str, prefixes: list[str]) -> bool:
+    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def _flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, machine, git commit and command of this process."""
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.orig_argv,
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in REPORTED_PACKAGES},
+        "cuda": torch.version.cuda,
+        "devices": devices,
+        "git": _git_state(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit of the code, and the files that differ from it; None outside a checkout."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "changed": git("status", "--porcelain").splitlines()}
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,145 @@
+"""Everything that a run is at the end of a step: one state, saved and taken back whole."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from llm.checkpoint import Checkpoints, DamagedCheckpoint, Snapshot, load_weights
+from llm.errors import UserError
+from llm.metrics import LossWindow
+from llm.optim import load_optimizer_tensors, optimizer_tensors
+
+
+@dataclass
+class TrainState:
+    """The state of training after `step` optimizer steps.
+
+    data      position of the data, as `llm.data.merge_states` gives it; None before the first step
+    window    sums for the next line of metrics
+    reported  whether this step's line of metrics is written; False when a stop came during its evaluation
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    step: int = 0
+    tokens: int = 0
+    data: dict[str, Any] | None = None
+    window: LossWindow = field(default_factory=LossWindow)
+    reported: bool = True
+
+    def capture(self, rng_by_rank: list[dict[str, Tensor]]) -> Snapshot:
+        """A copy of the whole state on the CPU. Every rank has to call it; `rng_by_rank` comes from `rng_tensors`."""
+        rng = {f"rank{r}.{name}": tensor for r, tensors in enumerate(rng_by_rank) for name, tensor in tensors.items()}
+        state = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "data": self.data,
+            "window": self.window.state_dict(),
+            "reported": self.reported,
+            "world_size": len(rng_by_rank),
+        }
+        optimizer = optimizer_tensors(self.optimizer, self.model)
+        return Snapshot(_copies(model_tensors(self.model)), _copies(optimizer), _copies(rng), state)
+
+    def restore(self, snapshot: Snapshot, rank: int) -> None:
+        """Become what `capture` saw. UserError where model and checkpoint do not fit.
+
+        The random generators of a rank that did not exist then stay as they are.
+        """
+        load_model_tensors(self.model, snapshot.model)
+        load_optimizer_tensors(self.optimizer, self.model, snapshot.optimizer)
+        self.step, self.tokens = snapshot.state["step"], snapshot.state["tokens"]
+        self.data, self.reported = snapshot.state["data"], snapshot.state["reported"]
+        self.window.load_state_dict(snapshot.state["window"])
+        prefix = f"rank{rank}."
+        mine = {k.removeprefix(prefix): tensor for k, tensor in snapshot.rng.items() if k.startswith(prefix)}
+        if mine:
+            set_rng_tensors(mine)
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name; a parameter that is tied appears once, under its first name."""
+    unique = {name for name, _ in model.named_parameters()}
+    aliases = {name for name, _ in model.named_parameters(remove_duplicate=False)} - unique
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in aliases}
+
+
+def load_model_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Copy tensors of `model_tensors` into a model. UserError naming what is missing, left over or of other shape."""
+    own = model_tensors(model)
+    for name in sorted(own.keys() ^ tensors.keys()):
+        where = "the checkpoint lacks" if name in own else "the model has no"
+        raise UserError(f"the checkpoint does not fit the model: {where} {name}. Use the settings of its run.")
+    for name, tensor in own.items():
+        if tensor.shape != tensors[name].shape:
+            raise UserError(
+                f"the checkpoint does not fit the model: {name} is {list(tensors[name].shape)} there and "
+                f"{list(tensor.shape)} here. Use the settings of its run."
+            )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def load_initial_weights(model: nn.Module, init_from: str) -> None:
+    """Start from the weights of another run: ``RUN`` (its newest checkpoint) or ``RUN@STEP``."""
+    run, _, step = init_from.partition("@")
+    checkpoints = Checkpoints(Path(run))
+    if not checkpoints.steps():
+        raise UserError(f"init_from={init_from}: {run} has no checkpoint. Give the folder of a run, or RUN@STEP.")
+    if step and (not step.isdigit() or int(step) not in checkpoints.steps()):
+        raise UserError(f"init_from={init_from}: {run} has no step {step}. It has: {checkpoints.steps()}.")
+    folder = checkpoints.path(int(step) if step else checkpoints.steps()[-1])
+    try:
+        load_model_tensors(model, load_weights(folder))
+    except DamagedCheckpoint as error:
+        raise UserError(f"init_from={init_from}: {error}. Choose another step of {checkpoints.steps()}.") from error
+
+
+def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Whole tensors on the CPU that later steps do not change; sharded ones are gathered, on all ranks together."""
+    whole = {k: t.full_tensor() if isinstance(t, DTensor) else t for k, t in tensors.items()}
+    return {k: t.detach().to("cpu", copy=True) for k, t in whole.items()}
+
+
+def seed_everything(seed: int, rank: int) -> None:
+    """Seed all generators of this process; ranks get different streams."""
+    random.seed(f"{seed}/{rank}")
+    np.random.seed([seed, rank])
+    torch.manual_seed(seed * 1_000_003 + rank)
+
+
+def rng_tensors() -> dict[str, Tensor]:
+    """The state of the generators of torch (CPU, current GPU), python and numpy."""
+    _, words, gauss = random.getstate()
+    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    tensors = {
+        "torch": torch.get_rng_state(),
+        "python": torch.tensor(words, dtype=torch.int64),
+        "python_gauss": torch.tensor([float("nan") if gauss is None else gauss], dtype=torch.float64),
+        "numpy": torch.from_numpy(keys.astype(np.int64)),
+        "numpy_tail": torch.tensor([position, has_gauss, cached], dtype=torch.float64),
+    }
+    if torch.cuda.is_available():
+        tensors["cuda"] = torch.cuda.get_rng_state()
+    return tensors
+
+
+def set_rng_tensors(tensors: dict[str, Tensor]) -> None:
+    """Take back `rng_tensors`."""
+    torch.set_rng_state(tensors["torch"])
+    gauss = tensors["python_gauss"].item()
+    random.setstate((3, tuple(tensors["python"].tolist()), None if gauss != gauss else gauss))
+    position, has_gauss, cached = tensors["numpy_tail"].tolist()
+    np.random.set_state(("MT19937", tensors["numpy"].numpy().astype(np.uint32), int(position), int(has_gauss), cached))
+    if "cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["cuda"])
