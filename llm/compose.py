@@ -10,7 +10,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
@@ -99,6 +99,8 @@ def _check_words(words: Sequence[str]) -> None:
 
 def explain(error: Exception) -> str:
     """Hydra's and OmegaConf's errors in our words: key, value, remedy."""
+    if isinstance(error, OverrideParseException):
+        return f"{error.override!r} cannot be read: check quotes, brackets and commas."
     text = str(error)
     cause: Any = error.__cause__ or error
     key = getattr(cause, "full_key", None) or _search(r"full_key: (\S+)", text) or _search(r"override '?([\w.]+)", text)
