@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Any
 
 from llm.data.batch import IGNORED, Batch
 from llm.data.loader import Loader, batches, merge_states, validation_batches
-from llm.data.rows import HeldOutRows, Row, Rows
+from llm.data.rows import Row, Rows
 from llm.data.settings import check_settings
+from llm.data.stored import HeldOutRows
 from llm.data.text import TextFiles
 
 if TYPE_CHECKING:

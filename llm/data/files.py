@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from llm.paths import resolve
 
 LINE_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TABLE_SUFFIXES = (".parquet", ".arrow")
+PROBE = 1 << 16  # bytes
+N_PROBES = 256  # files up to 16 MB are hashed whole
 SUFFIXES = (*LINE_SUFFIXES, *(f"{suffix}.zst" for suffix in LINE_SUFFIXES), ".txt", ".txt.zst", *TABLE_SUFFIXES)
 
 
@@ -51,3 +54,21 @@ def _check(file: Path, key: str) -> None:
         raise UserError(f"{key}: {file} is of an unknown kind. Files of text end in {', '.join(SUFFIXES)}.")
     if file.stat().st_size == 0:
         raise UserError(f"{key}: {file} is empty.")
+
+
+def content_hash(file: Path) -> str:
+    """Tells whether a file changed: a hash of its size and contents; of probes of them where it is large."""
+    size = file.stat().st_size
+    sha = hashlib.sha256(str(size).encode())
+    with file.open("rb") as opened:
+        for start in _probes(size):
+            opened.seek(start)
+            sha.update(opened.read(PROBE))
+    return sha.hexdigest()[:16]
+
+
+def _probes(size: int) -> range | list[int]:
+    """Where to read PROBE bytes: everywhere, or at N_PROBES places from the first byte to the last."""
+    if size <= N_PROBES * PROBE:
+        return range(0, size, PROBE)
+    return [index * (size - PROBE) // (N_PROBES - 1) for index in range(N_PROBES)]

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from llm.data.batch import Batch
-from llm.data.rows import HeldOutRows, Lane, Row, Rows, collate
+from llm.data.rows import Lane, Row, Rows, collate
+from llm.data.stored import HeldOutRows
 from llm.errors import UserError
 
 
@@ -58,7 +59,8 @@ class Loader:
         name, index = self._rows.place(number)
         if name not in self._open:
             known = self._lane_states.get(name)
-            self._open[name] = self._rows.open_lane(name, known["at"] if known else None)
+            start = (known["rows"], known["at"]) if known else (0, None)
+            self._open[name] = self._rows.open_lane(name, *start)
         lane = self._open[name]
         row = lane.read(index)
         at = lane.state()

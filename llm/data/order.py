@@ -22,7 +22,7 @@ def digest(*parts: Any) -> str:
 
 def permutation(n: int, key: int) -> list[int]:
     """0 .. n-1 in an order that `key` decides. For few items: memory grows with n (see `Feistel`)."""
-    return Feistel(n, key).map(np.arange(n)).tolist()
+    return Feistel(n, key).map(np.arange(n)).tolist() if n else []
 
 
 class Feistel:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,8 @@ SPAN = 1 << 20  # bytes of a line file that make a block: some hundred documents
 GROUP_ROWS = 256  # rows of a table that make a group
 
 Opener = Callable[[], BinaryIO]
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Shard(Protocol):
@@ -44,28 +47,33 @@ def open_shard(name: str, opener: Opener | None = None, *, text_column: str = "t
     bare = name.removesuffix(".zst")
     compressed = bare != name
     if bare.endswith(".txt"):
-        return TextShard(name, _decompressed(name, opener) if compressed else opener)
+        return TextShard(name, partial(_open_zstd, name, opener) if compressed else opener)
     if bare.endswith(".parquet"):
         return ParquetShard(name, opener, text_column)
     if bare.endswith(".arrow"):
         return ArrowShard(name, opener, text_column)
     if compressed:
-        return CompressedLineShard(name, _decompressed(name, opener), text_column)
+        return CompressedLineShard(name, partial(_open_zstd, name, opener), text_column)
     return LineShard(name, opener, text_column)
+
+
+def documents_of(shards: Iterable[Shard]) -> Iterator[str]:
+    """Every document of the shards, in order."""
+    for shard in shards:
+        for group in shard.groups(key=None, part=0, parts=1, skip=0):
+            yield from group
 
 
 def read_documents(files: Iterable[Path | str], text_column: str = "text") -> Iterator[str]:
     """Every document of the files, in order."""
-    for file in files:
-        for group in open_shard(str(file), text_column=text_column).groups(key=None, part=0, parts=1, skip=0):
-            yield from group
+    return documents_of(open_shard(str(file), text_column=text_column) for file in files)
 
 
-def _decompressed(name: str, opener: Opener) -> Opener:
-    """Opens a .zst file for reading from its beginning."""
+def _open_zstd(name: str, opener: Opener) -> BinaryIO:
+    """A .zst file opened for reading its contents from the beginning."""
     from llm.data.zstd import ZstdReader
 
-    return lambda: io.BufferedReader(ZstdReader(name, opener()), buffer_size=SPAN)
+    return io.BufferedReader(ZstdReader(name, opener()), buffer_size=SPAN)
 
 
 def _block_order(n_blocks: int, key: int | None, part: int, parts: int) -> Sequence[int]:
@@ -182,6 +190,8 @@ def text_of_record(record: dict[str, Any], column: str) -> str:
     text = record[column]
     if not isinstance(text, str):
         raise ValueError(f"column {column!r} holds {type(text).__name__}, not text (data.text_column).")
+    if not text.isascii() and _SURROGATE.search(text):
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # no tokenizer takes half a character
     return text
 
 

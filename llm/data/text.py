@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llm.config import DataConfig
 from llm.data.encode import Encoder
-from llm.data.files import find_files
-from llm.data.rows import HeldOutRows, Rows, StoredRows
-from llm.data.shards import read_documents
+from llm.data.files import content_hash, find_files
+from llm.data.order import digest
+from llm.data.rows import Rows
+from llm.data.shards import Shard, documents_of, open_shard, read_documents
+from llm.data.split import is_held_out
 from llm.data.store import TokenStore, store_documents
+from llm.data.stored import HeldOutRows, StoredRows
+from llm.data.stream import Corpus, StreamedRows
 from llm.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,19 +26,31 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class TextFiles:
-    """Local files of documents: jsonl, parquet, arrow (one record a document) and txt (one document), also as .zst."""
+class TextSource:
+    """Shards of documents as a source of rows; subclasses say which shards."""
 
-    def __init__(self, path: Any, validation_path: Any = None, *, text_column: str = "text") -> None:
-        self.path, self.validation_path, self.text_column = path, validation_path, text_column
+    text_column: str
+    validation_path: Any
+
+    def training_shards(self) -> list[Shard]:
+        """The shards of the text to train on, in a fixed order."""
+        raise NotImplementedError
+
+    def identity(self) -> str:
+        """Changes whenever the text to train on does."""
+        raise NotImplementedError
 
     def training_rows(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, context: int) -> Rows:
         """The endless rows of training. Raises UserError for files or settings that cannot be used."""
-        files = find_files(self.path)
         encoder = Encoder(tokenizer, bos=config.bos)
-        documents = outside(config.held_out, read_documents(files, self.text_column))
-        store = _into_memory(config.name, encoder.stream(documents))
-        return StoredRows(config.name, store, context, seed=config.seed, separate=config.separate)
+        shards = self.training_shards()
+        if self._fits_memory(config):
+            documents = outside(config.held_out, documents_of(shards))
+            store = _into_memory(config.name, encoder.stream(documents))
+            return StoredRows(config.name, store, context, seed=config.seed, separate=config.separate)
+        corpus = Corpus(shards, encoder, config.seed, config.held_out, max_streams=config.streams)
+        packing = {"packing": config.packing, "separate": config.separate}
+        return StreamedRows(config.name, corpus, context, identity=self.identity(), **packing)
 
     def validation_sets(
         self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, context: int
@@ -54,8 +69,7 @@ class TextFiles:
         """The held-out documents by the name of their set."""
         paths = self.validation_path
         if paths is None:
-            files = find_files(self.path)
-            split = inside(config.held_out, read_documents(files, self.text_column))
+            split = inside(config.held_out, documents_of(self.training_shards()))
             return {"validation": split} if config.held_out else {}
         named = paths if isinstance(paths, Mapping) else {"validation": paths}
         return {
@@ -63,16 +77,31 @@ class TextFiles:
             for name, path in named.items()
         }
 
+    def _fits_memory(self, config: DataConfig) -> bool:
+        return config.mode == "memory"
 
-def is_held_out(text: str, share: float) -> bool:
-    """Does the document belong to the `share` of all documents that is held out? Decided by its text alone."""
-    draw = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
-    return draw < share * 2**64
+
+class TextFiles(TextSource):
+    """Local files of documents: jsonl, parquet, arrow (one record a document) and txt (one document), also as .zst."""
+
+    def __init__(self, path: Any, validation_path: Any = None, *, text_column: str = "text") -> None:
+        self.path, self.validation_path, self.text_column = path, validation_path, text_column
+
+    def training_shards(self) -> list[Shard]:
+        return [open_shard(str(file), text_column=self.text_column) for file in find_files(self.path)]
+
+    def identity(self) -> str:
+        return digest(self.text_column, [[file.name, content_hash(file)] for file in find_files(self.path)])
+
+    def _fits_memory(self, config: DataConfig) -> bool:
+        size = sum(file.stat().st_size for file in find_files(self.path))
+        small = config.mode == "auto" and size <= config.memory_mb * 1_000_000
+        return small or super()._fits_memory(config)
 
 
 def outside(share: float, documents: Iterable[str]) -> Iterator[str]:
     """The documents that are not held out."""
-    return (text for text in documents if not is_held_out(text, share)) if share else iter(documents)
+    return (text for text in documents if not is_held_out(text, share))
 
 
 def inside(share: float, documents: Iterable[str]) -> Iterator[str]:

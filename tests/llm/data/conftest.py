@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from llm.config import DataConfig
+from llm.data import packing, shards, stream
 from llm.tokenizer import load_tokenizer
 
 WORDS = ["the", "whale", "sea", "ship", "captain", "storm", "deck", "sail", "a", "of", "and", "to", "in", "was", "it"]
@@ -26,6 +27,30 @@ def make_texts(count, *, longest=120, salt=0):
 def write_jsonl(path, texts, column="text"):
     """One record a line."""
     Path(path).write_text("".join(json.dumps({"id": i, column: text}) + "\n" for i, text in enumerate(texts)))
+    return path
+
+
+def write_documents(path, texts, batch_rows=100):
+    """The texts as the kind of file that the name asks for."""
+    bare = path.with_suffix("") if path.suffix == ".zst" else path
+    if bare.suffix == ".jsonl":
+        content = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts).encode()
+        if path.suffix == ".zst":
+            content = pytest.importorskip("zstandard").compress(content)
+        path.write_bytes(content)
+        return path
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table({"id": list(range(len(texts))), "text": texts})
+    if path.name == "stream.arrow":
+        with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=batch_rows)
+    elif path.suffix == ".arrow":
+        with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=batch_rows)
+    else:
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(table, path, row_group_size=batch_rows)
     return path
 
 
@@ -52,3 +77,17 @@ def settings():
         return DataConfig(**{"name": "test", "mode": "memory", **values})
 
     return make
+
+
+@pytest.fixture
+def write_file():
+    return write_documents
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks, groups and windows so small that little text has many."""
+    monkeypatch.setattr(shards, "SPAN", 997)
+    monkeypatch.setattr(shards, "GROUP_ROWS", 8)
+    monkeypatch.setattr(packing, "WINDOW_ROWS", 4)
+    monkeypatch.setattr(stream, "WINDOW_ROWS", 4)

@@ -2,60 +2,29 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from llm.data import TextFiles, training_rows
-from llm.data import shards as shards_module
 from llm.data.files import find_files
 from llm.data.shards import open_shard, read_documents
 from llm.errors import UserError
 
-
-def write(path, texts, batch_rows=100):
-    """The texts as the kind of file that the name asks for."""
-    bare = path.with_suffix("") if path.suffix == ".zst" else path
-    if bare.suffix == ".jsonl":
-        content = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts).encode()
-        if path.suffix == ".zst":
-            content = pytest.importorskip("zstandard").compress(content)
-        path.write_bytes(content)
-        return path
-    arrow = pytest.importorskip("pyarrow")
-    table = arrow.table({"id": list(range(len(texts))), "text": texts})
-    if path.name == "stream.arrow":
-        with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table, max_chunksize=batch_rows)
-    elif path.suffix == ".arrow":
-        with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table, max_chunksize=batch_rows)
-    else:
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(table, path, row_group_size=batch_rows)
-    return path
-
-
 KINDS = ["a.jsonl", "a.jsonl.zst", "a.parquet", "file.arrow", "stream.arrow"]
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(shards_module, "SPAN", 997)
-    monkeypatch.setattr(shards_module, "GROUP_ROWS", 32)
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_gives_the_documents_in_order(tmp_path, texts, kind):
-    path = write(tmp_path / kind, texts(250))
+def test_every_kind_gives_the_documents_in_order(tmp_path, texts, kind, write_file):
+    path = write_file(tmp_path / kind, texts(250))
     assert list(read_documents([path])) == texts(250)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("parts", [1, 3, 7])
-def test_parts_share_out_the_documents_and_skipping_equals_reading_on(tmp_path, texts, kind, parts):
-    shard = open_shard(str(write(tmp_path / kind, texts(250))))
+def test_parts_share_out_the_documents_and_skipping_equals_reading_on(tmp_path, texts, kind, parts, write_file):
+    shard = open_shard(str(write_file(tmp_path / kind, texts(250))))
     found = []
     for part in range(parts):
         groups = list(shard.groups(key=5, part=part, parts=parts, skip=0))
@@ -65,9 +34,9 @@ def test_parts_share_out_the_documents_and_skipping_equals_reading_on(tmp_path, 
     assert sorted(found) == sorted(texts(250))
 
 
-def test_a_line_longer_than_several_blocks_is_one_document(tmp_path):
+def test_a_line_longer_than_several_blocks_is_one_document(tmp_path, write_file):
     long = ["short", "x" * 5000, "", "end", "y" * 2000]
-    path = write(tmp_path / "a.jsonl", long)
+    path = write_file(tmp_path / "a.jsonl", long)
     assert list(read_documents([path])) == [text for text in long if text]
 
 
@@ -110,15 +79,15 @@ def test_mistakes_are_named(tmp_path, tokenizer, settings, name, content, messag
         training_rows(settings(), TextFiles(str(tmp_path / name)), tokenizer, 16)
 
 
-def test_a_missing_column_of_a_table_names_those_there_are(tmp_path, texts):
-    path = write(tmp_path / "a.parquet", texts(3))
+def test_a_missing_column_of_a_table_names_those_there_are(tmp_path, texts, write_file):
+    path = write_file(tmp_path / "a.parquet", texts(3))
     with pytest.raises(UserError, match=r"no column 'body'.*id, text"):
         list(read_documents([path], "body"))
 
 
 @pytest.mark.parametrize("kind", ["a.jsonl.zst", "a.parquet", "file.arrow"])
-def test_a_file_cut_short_is_an_error_that_names_it(tmp_path, texts, kind):
-    path = write(tmp_path / kind, texts(250))
+def test_a_file_cut_short_is_an_error_that_names_it(tmp_path, texts, kind, write_file):
+    path = write_file(tmp_path / kind, texts(250))
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(UserError, match=kind):
         list(read_documents([path]))

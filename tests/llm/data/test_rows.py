@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from llm.data import IGNORED, TextFiles, batches, merge_states, training_rows, validation_batches, validation_sets
-from llm.data.rows import HeldOutRows, Row, StoredRows, collate, starts_within
+from llm.data.rows import Row, collate, starts_within
 from llm.data.store import store_documents
+from llm.data.stored import HeldOutRows, StoredRows
 from llm.errors import UserError
 
 CONTEXT = 16
@@ -73,7 +74,6 @@ def test_validation_covers_the_same_rows_whatever_the_ranks(micro_batch, world_s
     held_out = HeldOutRows("val", store_of(5, 40, 1, 100, 33), CONTEXT, padding_id=9)
 
     def targets(micro_batch, world_size):
-        share = {"micro_batch": micro_batch, "world_size": world_size}
         per_rank = [
             list(
                 validation_batches(held_out, micro_batch=micro_batch, rank=r, world_size=world_size, max_rows=max_rows)
