@@ -5,7 +5,7 @@ What the trainer uses::
     rows = training_rows(config.data, source, tokenizer, context=4096)     # Rows: one endless logical sequence
     sets = validation_sets(config.data, source, tokenizer, context=4096)   # dict: name -> HeldOutRows, fixed order
 
-    for batch in batches(rows, micro_batch=8, rows_per_step=128, rank=0, world_size=1, state=None):
+    for batch in batches(rows, micro_batch=8, rows_per_step=128, rank=0, world_size=1, state=None, workers=0):
         ...                                                                   # endless: Batch after Batch for this rank
     for batch in validation_batches(sets["validation"], micro_batch=8, rank=0, world_size=1, max_rows=None):
         ...                                                                   # finite, the same count on every rank
@@ -19,7 +19,7 @@ R / (world_size * micro_batch) passes (it must divide: `UserError`).
 state=merged)` goes on exactly after that step, at any world size, micro-batch or number of workers; a state of other
 data (sources, tokenizer, seed, context, packing) is refused with a `UserError`.
 
-`batches` may start processes: close the generator (`loader.close()`) or let it go to end them.
+With `workers` (config.data.workers), `batches` starts processes that read ahead: `loader.close()` ends them.
 
 `HeldOutRows` has `name`, `context`, `len()`, `tokens` (predicted tokens) and `unigram_entropy()` in nats a token.
 `Rows` has `name`, `context`, `fingerprint`, and `summary() -> dict` (documents, tokens, rows an epoch where known).

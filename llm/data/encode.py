@@ -19,8 +19,8 @@ class Encoder:
     """Tokenises documents: the text's tokens, then end-of-document; a beginning-of-document token first if asked."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, bos: bool = False) -> None:
-        self._tokenizer = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._tokenizer = tokenizer if self._backend is None else None  # the backend alone travels lightly to processes
         self.eos_id: int = tokenizer.eos_token_id
         self._prefix = [tokenizer.bos_token_id] if bos else []
         self.dtype = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32

@@ -4,40 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from llm.data.batch import Batch
-from llm.data.rows import Lane, Row, Rows, collate
+from llm.data.rows import Row, Rows, collate
 from llm.data.stored import HeldOutRows
+from llm.data.workers import LaneReader, WorkerReader
 from llm.errors import UserError
 
 
-def rows_of_rank(
-    start: int, *, micro_batch: int, rows_per_step: int, rank: int, world_size: int
-) -> Iterator[list[int]]:
-    """The numbers of this rank's rows, a micro-batch at a time, from the step that begins at row `start`."""
-    per_pass = micro_batch * world_size
-    if rows_per_step % per_pass:
-        raise UserError(
-            f"batch_tokens / context = {rows_per_step} rows a step is not a multiple of micro_batch * devices = "
-            f"{micro_batch} * {world_size}: change micro_batch or batch_tokens."
-        )
-    first = start + rank * micro_batch
-    while True:
-        yield list(range(first, first + micro_batch))
-        first += per_pass
+class RankRows:
+    """The numbers of one rank's rows, a micro-batch at a time, without end."""
+
+    def __init__(self, first: int, micro_batch: int, per_pass: int) -> None:
+        self._first, self._micro_batch, self._per_pass = first, micro_batch, per_pass
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for first in count(self._first, self._per_pass):
+            yield list(range(first, first + self._micro_batch))
 
 
 class Loader:
     """Endless iterator over the batches of one rank (see `llm.data`)."""
 
-    def __init__(self, rows: Rows, numbers: Iterator[list[int]], per_pass: int, state: dict[str, Any]) -> None:
-        self._rows, self._numbers, self._per_pass = rows, numbers, per_pass
+    def __init__(self, rows: Rows, numbers: RankRows, per_pass: int, state: dict[str, Any], workers: int) -> None:
+        self._rows, self._numbers, self._per_pass = rows, iter(numbers), per_pass
         self._next_row: int = state["row"]
         self._lane_states: dict[str, Any] = dict(state["lanes"])
-        self._open: dict[str, Lane] = {}
+        known = dict(state["lanes"])
+        self._reader = WorkerReader(rows, known, numbers, workers) if workers else LaneReader(rows, known)
 
     def __iter__(self) -> Loader:
         return self
@@ -52,20 +50,14 @@ class Loader:
         return {"fingerprint": self._rows.fingerprint, "row": self._next_row, "lanes": dict(self._lane_states)}
 
     def close(self) -> None:
-        """Let go of open files."""
-        self._open.clear()
+        """End the processes and let go of open files."""
+        self._reader.close()
 
     def _read(self, number: int) -> Row:
-        name, index = self._rows.place(number)
-        if name not in self._open:
-            known = self._lane_states.get(name)
-            start = (known["rows"], known["at"]) if known else (0, None)
-            self._open[name] = self._rows.open_lane(name, *start)
-        lane = self._open[name]
-        row = lane.read(index)
-        at = lane.state()
+        row, at = self._reader.read(number)
         if at is not None:
-            self._lane_states[name] = {"rows": index + 1, "at": at}
+            lane, index = self._rows.place(number)
+            self._lane_states[lane] = {"rows": index + 1, "at": at}
         return row
 
 
@@ -77,21 +69,27 @@ def batches(
     rank: int = 0,
     world_size: int = 1,
     state: dict[str, Any] | None = None,
+    workers: int = 0,
 ) -> Loader:
     """The batches of rank `rank`, from the beginning or after the step at whose end `state` was taken.
 
-    Raises UserError when rows_per_step is not a multiple of micro_batch * world_size, or `state` is of other data.
+    With `workers`, that many processes read and tokenise ahead. Raises UserError when rows_per_step is not a multiple
+    of micro_batch * world_size, or `state` is of other data.
     """
+    per_pass = micro_batch * world_size
+    if rows_per_step % per_pass:
+        raise UserError(
+            f"batch_tokens / context = {rows_per_step} rows a step is not a multiple of micro_batch * devices = "
+            f"{micro_batch} * {world_size}: change micro_batch or batch_tokens."
+        )
     state = state or {"fingerprint": rows.fingerprint, "row": 0, "lanes": {}}
     if state["fingerprint"] != rows.fingerprint:
         raise UserError(
             f"data={rows.name}: the checkpoint's data are not these (their source, tokenizer, data.seed, context or "
             "packing changed since). Restore them, or start a new run from the weights with init_from."
         )
-    numbers = rows_of_rank(
-        state["row"], micro_batch=micro_batch, rows_per_step=rows_per_step, rank=rank, world_size=world_size
-    )
-    return Loader(rows, numbers, micro_batch * world_size, state)
+    numbers = RankRows(state["row"] + rank * micro_batch, micro_batch, per_pass)
+    return Loader(rows, numbers, per_pass, state, workers)
 
 
 def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
