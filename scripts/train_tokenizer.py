@@ -9,6 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from llm.cli import command
 from llm.data.files import find_files
 from llm.data.shards import read_documents
 from llm.errors import UserError
@@ -27,8 +28,10 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Train and save, or raise UserError before anything is written."""
+@command
+def main() -> None:
+    """Train and save; nothing is written when something is wrong."""
+    arguments = parse_arguments()
     if (arguments.out / "tokenizer.json").exists():
         raise UserError(f"--out {arguments.out} holds a tokenizer already: remove it or choose another folder.")
     if arguments.vocab_size < SMALLEST:
@@ -43,8 +46,4 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        run(parse_arguments())
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(main())
