@@ -28,12 +28,20 @@ def _mixers_of_their_own() -> list[str]:
 
 
 MIXERS = _mixers_of_their_own()
+# settings under which a mixer has to hold its contract too; a mixer needs no entry here to be tested
+VARIANTS = [
+    "softmax num_kv_heads=2 rope_theta=null qk_norm=false",
+    "softmax window=5 output_gate=true",
+    "gla conv_size=4",
+    "gdn negative_eigenvalues=true conv_size=null",
+    "kda gate_lower_bound=-5.0 negative_eigenvalues=true",
+]
 LAYOUTS = [*MIXERS, *(f"hybrid_{name}_1to1" for name in MIXERS if name != "softmax")]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`mixer_name`: every mixer. `layout`: every mixer, and every one in a hybrid."""
-    for argument, values in (("mixer_name", MIXERS), ("layout", LAYOUTS)):
+    """`mixer_name`: every mixer, with variants. `layout`: every mixer, and every one in a hybrid."""
+    for argument, values in (("mixer_name", MIXERS + VARIANTS), ("layout", LAYOUTS)):
         if argument in metafunc.fixturenames:
             metafunc.parametrize(argument, values)
 
@@ -61,12 +69,11 @@ def make_model(make_config):
 
 @pytest.fixture
 def make_mixer(make_config):
-    """make_mixer(name, dtype=, **settings): layer 1 of a small model."""
+    """make_mixer("gdn conv_size=3", dtype): layer 1 of a small model, with settings after the name."""
 
-    def make(name: str, dtype: torch.dtype = torch.float64, **settings):
-        config = make_config(name)
-        config.mixers[name].update(settings)
-        mixer = build_mixer(config, name, 1)
+    def make(described: str, dtype: torch.dtype = torch.float64):
+        name, *settings = described.split()
+        mixer = build_mixer(make_config(name, *(f"mixers.{name}.{s}" for s in settings)), name, 1)
         mixer.reset_parameters(0.2)
         return mixer.to(dtype)
 

@@ -71,7 +71,7 @@ def test_continues_from_state_in_pieces(mixer_name, make_mixer):
 
 def test_flops_formula_equals_the_counted_products(mixer_name, make_mixer):
     """A step over a cache of just the right size does the products of one token and no more."""
-    mixer, tokens = make_mixer(mixer_name, torch.float32), 6
+    mixer, tokens = make_mixer(mixer_name, torch.float32), 5  # no more than a window that a variant has
     x = rows(1, tokens).float()
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # whose products are counted
         for t in range(tokens):
@@ -84,9 +84,9 @@ def test_state_bytes_count_the_state(mixer_name, make_mixer):
     mixer, context = make_mixer(mixer_name, torch.float32), 40
     state = mixer.init_state(1, context, "cpu", torch.bfloat16)
     assert sum(s.nbytes for s in state.values() if s.is_floating_point()) == mixer.state_bytes(context)
-    constant = mixer.state_bytes(context) == mixer.state_bytes(2 * context)
-    assert constant == (mixer.state_elements() > 0)
-    assert mixer.state_elements() in (0, *(s.numel() for s in state.values()))
+    if mixer.state_elements() > 0:  # a recurrent state: constant, and one of the tensors
+        assert mixer.state_bytes(context) == mixer.state_bytes(2 * context)
+        assert mixer.state_elements() in [s.numel() for s in state.values()]
 
 
 def test_every_parameter_gets_a_gradient(mixer_name, make_mixer):
