@@ -30,6 +30,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from llm.data.batch import IGNORED, Batch
+from llm.data.hub import HubDataset
 from llm.data.loader import Loader, batches, merge_states, validation_batches
 from llm.data.rows import Row, Rows
 from llm.data.settings import check_settings
@@ -45,6 +46,7 @@ __all__ = [
     "IGNORED",
     "Batch",
     "HeldOutRows",
+    "HubDataset",
     "Loader",
     "Row",
     "Rows",

@@ -1,4 +1,4 @@
-"""Local files of text: found by path, folder, glob or list, and read document by document."""
+"""Files of text, local or at URLs: found by path, folder, glob, URL or list, and told apart by their contents."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import glob
 import hashlib
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from llm.data.remote import RemoteFile, is_url
 from llm.errors import UserError
 from llm.paths import resolve
 
-LINE_SUFFIXES = (".jsonl", ".ndjson", ".json")
-TABLE_SUFFIXES = (".parquet", ".arrow")
+PLAIN = (".jsonl", ".ndjson", ".json", ".txt")
+SUFFIXES = (*(kind + packed for kind in PLAIN for packed in ("", ".zst", ".gz")), ".parquet", ".arrow")
 PROBE = 1 << 16  # bytes
 N_PROBES = 256  # files up to 16 MB are hashed whole
-SUFFIXES = (*LINE_SUFFIXES, *(f"{suffix}.zst" for suffix in LINE_SUFFIXES), ".txt", ".txt.zst", *TABLE_SUFFIXES)
 
 
-def find_files(path: Any, *, key: str = "data.path") -> list[Path]:
-    """The text files at `path` (a file, folder, glob or list of them), sorted within each entry, each once.
+def find_files(path: Any, *, key: str = "data.path") -> list[str]:
+    """The text files at `path` (a file, folder, glob, URL or list of them), sorted within each entry, each once.
 
     Raises UserError, naming `key`, when an entry matches nothing, a file's kind is unknown or a file is empty.
     """
@@ -27,41 +28,43 @@ def find_files(path: Any, *, key: str = "data.path") -> list[Path]:
         raise UserError(
             f"{key} is not set: give a file, a folder, a glob or a list of them, for example {key}=my.jsonl."
         )
-    found = [file for entry in entries for file in _match(str(entry), key)]
-    files = list(dict.fromkeys(found))
+    files = list(dict.fromkeys(file for entry in entries for file in _match(str(entry), key)))
     for file in files:
-        _check(file, key)
+        if not (urlsplit(file).path if is_url(file) else file).endswith(SUFFIXES):
+            raise UserError(f"{key}: {file} is of an unknown kind. Files of text end in {', '.join(SUFFIXES)}.")
+        if file_size(file) == 0:
+            raise UserError(f"{key}: {file} is empty.")
     return files
 
 
-def _match(entry: str, key: str) -> list[Path]:
+def _match(entry: str, key: str) -> list[str]:
     """Files of one entry, sorted by name."""
+    if is_url(entry):
+        return [entry]
     where = Path(resolve(entry))
     if where.is_file():
-        return [where]
+        return [str(where)]
     if where.is_dir():
-        inside = sorted(file for file in where.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES))
+        inside = sorted(str(file) for file in where.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES))
     else:
-        inside = sorted(Path(file) for file in glob.glob(str(where), recursive=True) if Path(file).is_file())
+        inside = sorted(file for file in glob.glob(str(where), recursive=True) if Path(file).is_file())
     if not inside:
         what = "holds no text file" if where.is_dir() else "does not exist"
         raise UserError(f"{key}={entry}: {what}. Files of text end in {', '.join(SUFFIXES)}.")
     return inside
 
 
-def _check(file: Path, key: str) -> None:
-    if not file.name.endswith(SUFFIXES):
-        raise UserError(f"{key}: {file} is of an unknown kind. Files of text end in {', '.join(SUFFIXES)}.")
-    if file.stat().st_size == 0:
-        raise UserError(f"{key}: {file} is empty.")
+def file_size(file: str) -> int:
+    """Bytes of a file or of what is at a URL."""
+    return RemoteFile(file).size() if is_url(file) else Path(file).stat().st_size
 
 
-def content_hash(file: Path) -> str:
-    """Tells whether a file changed: a hash of its size and contents; of probes of them where it is large."""
-    size = file.stat().st_size
-    sha = hashlib.sha256(str(size).encode())
-    with file.open("rb") as opened:
-        for start in _probes(size):
+def content_hash(file: str) -> str:
+    """Tells whether a file changed: a hash of its size and contents; of probes of them where it is large or remote."""
+    with RemoteFile(file) if is_url(file) else open(file, "rb") as opened:
+        size = opened.seek(0, 2)
+        sha = hashlib.sha256(str(size).encode())
+        for start in [0] if is_url(file) else _probes(size):
             opened.seek(start)
             sha.update(opened.read(PROBE))
     return sha.hexdigest()[:16]

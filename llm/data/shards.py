@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
+from urllib.parse import urlsplit
 
+from llm.data.compression import open_gzip, open_zstd
 from llm.data.order import permutation
+from llm.data.remote import is_url, open_url
 from llm.errors import UserError
 
 SPAN = 1 << 20  # bytes of a line file that make a block: some hundred documents, a fraction of a second to tokenise
@@ -22,6 +26,7 @@ GROUP_ROWS = 256  # rows of a table that make a group
 
 Opener = Callable[[], BinaryIO]
 
+COMPRESSED = {".zst": open_zstd, ".gz": open_gzip}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -41,20 +46,21 @@ class Shard(Protocol):
         """How many blocks there are; None when only reading the whole file would tell."""
 
 
-def open_shard(name: str, opener: Opener | None = None, *, text_column: str = "text") -> Shard:
-    """The shard for the file `name`, by its suffix; `opener` opens it (default: as a local file)."""
-    opener = opener or partial(open, name, "rb")
-    bare = name.removesuffix(".zst")
-    compressed = bare != name
+def open_shard(name: str, *, text_column: str = "text") -> Shard:
+    """The shard for the file `name`, a local path or a URL, by its suffix."""
+    opener: Opener = partial(open_url, name) if is_url(name) else partial(open, name, "rb")
+    bare, suffix = os.path.splitext(urlsplit(name).path if is_url(name) else name)
+    if suffix in COMPRESSED:
+        opener = partial(COMPRESSED[suffix], name, opener)
+    else:
+        bare, suffix = bare + suffix, ""
     if bare.endswith(".txt"):
-        return TextShard(name, partial(_open_zstd, name, opener) if compressed else opener)
+        return TextShard(name, opener)
     if bare.endswith(".parquet"):
         return ParquetShard(name, opener, text_column)
     if bare.endswith(".arrow"):
         return ArrowShard(name, opener, text_column)
-    if compressed:
-        return CompressedLineShard(name, partial(_open_zstd, name, opener), text_column)
-    return LineShard(name, opener, text_column)
+    return (CompressedLineShard if suffix else LineShard)(name, opener, text_column)
 
 
 def documents_of(shards: Iterable[Shard]) -> Iterator[str]:
@@ -67,13 +73,6 @@ def documents_of(shards: Iterable[Shard]) -> Iterator[str]:
 def read_documents(files: Iterable[Path | str], text_column: str = "text") -> Iterator[str]:
     """Every document of the files, in order."""
     return documents_of(open_shard(str(file), text_column=text_column) for file in files)
-
-
-def _open_zstd(name: str, opener: Opener) -> BinaryIO:
-    """A .zst file opened for reading its contents from the beginning."""
-    from llm.data.zstd import ZstdReader
-
-    return io.BufferedReader(ZstdReader(name, opener()), buffer_size=SPAN)
 
 
 def _block_order(n_blocks: int, key: int | None, part: int, parts: int) -> Sequence[int]:
@@ -145,7 +144,7 @@ class LineShard:
 
 
 class CompressedLineShard:
-    """JSON lines in a .zst file: read from the beginning whatever is wanted, a part parsing its own spans alone."""
+    """JSON lines in a compressed file: each part reads all of it and parses its own spans alone."""
 
     def __init__(self, name: str, opener: Opener, text_column: str) -> None:
         self.name, self._open, self._column = name, opener, text_column

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llm.config import DataConfig
 from llm.data.encode import Encoder
-from llm.data.files import content_hash, find_files
+from llm.data.files import content_hash, file_size, find_files
 from llm.data.order import digest
 from llm.data.rows import Rows
-from llm.data.shards import Shard, documents_of, open_shard, read_documents
+from llm.data.shards import Shard, documents_of, open_shard
 from llm.data.split import is_held_out
 from llm.data.store import TokenStore, store_documents
 from llm.data.stored import HeldOutRows, StoredRows
@@ -29,11 +30,12 @@ log = logging.getLogger(__name__)
 class TextSource:
     """Shards of documents as a source of rows; subclasses say which shards."""
 
-    text_column: str
-    validation_path: Any
-
     def training_shards(self) -> list[Shard]:
         """The shards of the text to train on, in a fixed order."""
+        raise NotImplementedError
+
+    def validation_shards(self) -> dict[str, list[Shard]]:
+        """The shards of held-out text by the name of their set; none: `data.held_out` splits the text to train on."""
         raise NotImplementedError
 
     def identity(self) -> str:
@@ -67,15 +69,10 @@ class TextSource:
 
     def _held_out(self, config: DataConfig) -> dict[str, Iterable[str]]:
         """The held-out documents by the name of their set."""
-        paths = self.validation_path
-        if paths is None:
-            split = inside(config.held_out, documents_of(self.training_shards()))
-            return {"validation": split} if config.held_out else {}
-        named = paths if isinstance(paths, Mapping) else {"validation": paths}
-        return {
-            name: read_documents(find_files(path, key="data.validation_path"), self.text_column)
-            for name, path in named.items()
-        }
+        named = self.validation_shards()
+        if named or not config.held_out:
+            return {name: documents_of(shards) for name, shards in named.items()}
+        return {"validation": inside(config.held_out, documents_of(self.training_shards()))}
 
     def _fits_memory(self, config: DataConfig) -> bool:
         return config.mode == "memory"
@@ -88,13 +85,23 @@ class TextFiles(TextSource):
         self.path, self.validation_path, self.text_column = path, validation_path, text_column
 
     def training_shards(self) -> list[Shard]:
-        return [open_shard(str(file), text_column=self.text_column) for file in find_files(self.path)]
+        return self._shards(self.path, "data.path")
+
+    def validation_shards(self) -> dict[str, list[Shard]]:
+        paths = self.validation_path
+        if paths is None:
+            return {}
+        named = paths if isinstance(paths, Mapping) else {"validation": paths}
+        return {name: self._shards(path, "data.validation_path") for name, path in named.items()}
 
     def identity(self) -> str:
-        return digest(self.text_column, [[file.name, content_hash(file)] for file in find_files(self.path)])
+        return digest(self.text_column, [[PurePath(file).name, content_hash(file)] for file in find_files(self.path)])
+
+    def _shards(self, path: Any, key: str) -> list[Shard]:
+        return [open_shard(file, text_column=self.text_column) for file in find_files(path, key=key)]
 
     def _fits_memory(self, config: DataConfig) -> bool:
-        size = sum(file.stat().st_size for file in find_files(self.path))
+        size = sum(file_size(file) for file in find_files(self.path))
         small = config.mode == "auto" and size <= config.memory_mb * 1_000_000
         return small or super()._fits_memory(config)
 

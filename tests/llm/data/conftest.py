@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -32,11 +33,13 @@ def write_jsonl(path, texts, column="text"):
 
 def write_documents(path, texts, batch_rows=100):
     """The texts as the kind of file that the name asks for."""
-    bare = path.with_suffix("") if path.suffix == ".zst" else path
+    bare = path.with_suffix("") if path.suffix in (".zst", ".gz") else path
     if bare.suffix == ".jsonl":
         content = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts).encode()
         if path.suffix == ".zst":
             content = pytest.importorskip("zstandard").compress(content)
+        if path.suffix == ".gz":
+            content = gzip.compress(content)
         path.write_bytes(content)
         return path
     arrow = pytest.importorskip("pyarrow")

@@ -9,7 +9,7 @@ from llm.data.files import find_files
 from llm.data.shards import open_shard, read_documents
 from llm.errors import UserError
 
-KINDS = ["a.jsonl", "a.jsonl.zst", "a.parquet", "file.arrow", "stream.arrow"]
+KINDS = ["a.jsonl", "a.jsonl.zst", "a.jsonl.gz", "a.parquet", "file.arrow", "stream.arrow"]
 
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
@@ -54,7 +54,7 @@ def test_a_text_file_is_one_document(tmp_path):
 def test_folders_globs_and_lists_are_found_in_order_and_once(tmp_path, jsonl):
     for name in ("b.jsonl", "a.jsonl"):
         jsonl(tmp_path / name, ["x"])
-    both = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    both = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
     assert find_files(str(tmp_path)) == find_files(str(tmp_path / "*.jsonl")) == both
     assert find_files([both[1], str(tmp_path)]) == [both[1], both[0]]
 
@@ -85,7 +85,7 @@ def test_a_missing_column_of_a_table_names_those_there_are(tmp_path, texts, writ
         list(read_documents([path], "body"))
 
 
-@pytest.mark.parametrize("kind", ["a.jsonl.zst", "a.parquet", "file.arrow"])
+@pytest.mark.parametrize("kind", ["a.jsonl.zst", "a.jsonl.gz", "a.parquet", "file.arrow"])
 def test_a_file_cut_short_is_an_error_that_names_it(tmp_path, texts, kind, write_file):
     path = write_file(tmp_path / kind, texts(250))
     path.write_bytes(path.read_bytes()[:-200])

@@ -1,19 +1,51 @@
-"""Reading .zst files, noticing those that were cut short (which `zstandard`'s own reader takes for whole)."""
+"""Reading compressed files from their beginning, noticing those that are damaged or were cut short."""
 
 from __future__ import annotations
 
+import gzip
 import io
+import zlib
+from collections.abc import Callable
 from typing import BinaryIO
 
 from llm.errors import UserError
 
 CHUNK = 1 << 17  # compressed bytes read at a time
+BUFFER = 1 << 20  # decompressed bytes kept ready
+
+
+def open_zstd(name: str, opener: Callable[[], BinaryIO]) -> BinaryIO:
+    """The contents of a .zst file, which `opener` opens. Raises UserError, naming the file, when it is not whole."""
+    return io.BufferedReader(ZstdReader(name, opener()), buffer_size=BUFFER)
+
+
+def open_gzip(name: str, opener: Callable[[], BinaryIO]) -> BinaryIO:
+    """The same for a .gz file."""
+    return io.BufferedReader(GzipReader(name, opener()), buffer_size=BUFFER)
+
+
+class GzipReader(gzip.GzipFile):
+    """The decompressed bytes of a .gz file. Owns and closes the file."""
+
+    def __init__(self, name: str, file: BinaryIO) -> None:
+        super().__init__(fileobj=file, mode="rb")
+        self._label, self._file = name, file
+
+    def readinto(self, buffer: memoryview) -> int:
+        try:
+            return super().readinto(buffer)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise UserError(f"{self._label}: damaged or cut short ({error}).") from error
+
+    def close(self) -> None:
+        super().close()
+        self._file.close()
 
 
 class ZstdReader(io.RawIOBase):
-    """The decompressed bytes of a file of one or several frames, from its beginning. Owns and closes the file.
+    """The decompressed bytes of a .zst file of one or several frames. Owns and closes the file.
 
-    Raises UserError, naming the file, when it is damaged or ends within a frame.
+    `zstandard`'s own reader takes a file that ends within a frame for whole.
     """
 
     def __init__(self, name: str, file: BinaryIO) -> None:

@@ -1,0 +1,143 @@
+"""Files read over HTTP by ranges, through interruptions of the network."""
+
+from __future__ import annotations
+
+import io
+import logging
+import random
+import re
+import time
+from typing import Any
+
+from llm.errors import UserError
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 10  # of one range: about two minutes with the waits below
+FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds before the second attempt, doubled each time up to the longest
+TIMEOUT = 30.0  # seconds without a byte
+BLOCK = 4 << 20  # bytes fetched at a time when less is asked for
+RETRIED = {408, 425, 429, 500, 502, 503, 504}
+REFUSED = {401: "access needs a login (hf auth login)", 403: "access is refused (gated?)", 404: "there is no such file"}
+
+
+def is_url(name: str) -> bool:
+    """Is it read over the network?"""
+    return name.startswith(("http://", "https://"))
+
+
+class RemoteFile(io.RawIOBase):
+    """A file at a URL, seekable. Raises UserError, naming the URL, when it cannot be read."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._position = 0
+        self._block_start, self._block = 0, b""
+        self._size: int | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size() if whence == io.SEEK_END else 0}
+        self._position = base[whence] + offset
+        return self._position
+
+    def size(self) -> int:
+        """Bytes of the file."""
+        if self._size is None:
+            self._block, self._size = fetch(self.url, 0, BLOCK)
+            self._block_start = 0
+        return self._size
+
+    def readinto(self, buffer: memoryview) -> int:
+        n = min(len(buffer), self.size() - self._position)
+        if n <= 0:
+            return 0
+        start = self._position - self._block_start
+        if not 0 <= start < len(self._block):
+            end = min(self.size(), self._position + max(n, BLOCK))
+            self._block, _ = fetch(self.url, self._position, end)
+            self._block_start, start = self._position, 0
+        part = self._block[start : start + n]
+        buffer[: len(part)] = part
+        self._position += len(part)
+        return len(part)
+
+
+def open_url(url: str) -> io.BufferedReader:
+    """The file at `url`, opened for reading."""
+    return io.BufferedReader(RemoteFile(url), buffer_size=1 << 16)
+
+
+def fetch(url: str, start: int, end: int) -> tuple[bytes, int]:
+    """Bytes start .. end (or to the file's end) and the file's size; tries again after what may pass.
+
+    Raises UserError, naming the URL, for what will not pass, and when all attempts have failed.
+    """
+    wait, reason = FIRST_WAIT, ""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            log.warning("%s: %s; attempt %d of %d in %.1f s", url, reason, attempt + 1, ATTEMPTS, wait)
+            time.sleep(wait * random.uniform(0.5, 1.0))
+            wait = min(2 * wait, LONGEST_WAIT)
+        try:
+            return _fetch_once(url, start, end)
+        except _Passing as error:
+            reason, wait = str(error), max(wait, error.wait)
+    raise UserError(f"{url}: unreadable after {ATTEMPTS} attempts, the last one: {reason}.")
+
+
+class _Passing(Exception):
+    """A failure that may pass, with the seconds that the server asked to wait."""
+
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+def _fetch_once(url: str, start: int, end: int) -> tuple[bytes, int]:
+    from huggingface_hub.utils import build_hf_headers, get_session
+
+    session = get_session()
+    headers = {**(build_hf_headers() if _of_hub(url) else {}), "Range": f"bytes={start}-{end - 1}"}
+    headers["Accept-Encoding"] = "identity"
+    try:
+        response = session.get(url, headers=headers, timeout=TIMEOUT, follow_redirects=True)
+    except Exception as error:  # what a client raises for a broken connection differs between its versions
+        if isinstance(error, (TypeError, ValueError)):
+            raise
+        raise _Passing(f"{type(error).__name__}: {error}") from error
+    return _checked(url, response, start, end)
+
+
+def _checked(url: str, response: Any, start: int, end: int) -> tuple[bytes, int]:
+    """The answer's bytes and the file's size, or the failure it tells of."""
+    status = response.status_code
+    if status in RETRIED:
+        raise _Passing(f"HTTP {status}", _seconds(response.headers.get("Retry-After", "")))
+    if status != 206:
+        why = REFUSED.get(status, "the server does not serve ranges" if status == 200 else "the server refuses")
+        raise UserError(f"{url}: {why} (HTTP {status}).")
+    size = int(re.fullmatch(r"bytes \d+-\d+/(\d+)", response.headers["Content-Range"])[1])
+    content = response.content
+    if len(content) != min(end, size) - start:
+        raise _Passing(f"{len(content):,} bytes of {min(end, size) - start:,}")
+    return content, size
+
+
+def _seconds(retry_after: str) -> float:
+    return min(float(retry_after), 300.0) if retry_after.isdigit() else 0.0
+
+
+def _of_hub(url: str) -> bool:
+    """The login goes to the hub alone."""
+    from huggingface_hub.constants import ENDPOINT
+
+    return url.startswith(f"{ENDPOINT}/")
