@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from llm.data.batch import IGNORED
+from llm.data.batch import IGNORED, Batch
 
 CHUNK_BYTES = 256 * 2**20  # size of a chunk's logits in fp32 unless chunk_tokens says otherwise
 
@@ -32,6 +32,27 @@ def linear_cross_entropy(
     chunk_tokens = chunk_tokens or max(1, CHUNK_BYTES // (4 * head_weight_WD.shape[0]))
     counted = (targets_N != IGNORED).sum()
     return _ChunkedCrossEntropy.apply(hidden_ND, head_weight_WD, targets_N, vocab_size, chunk_tokens), counted
+
+
+class NextTokenLoss(nn.Module):
+    """A decoder together with its loss, so that one forward pass (which DDP and FSDP wrap) goes from tokens to loss."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(what to minimise, cross-entropy), both summed over the counted targets of the batch.
+
+        They differ by the auxiliary losses of the mixers: those entries of `aux` whose name ends in "loss", which are
+        means over tokens.
+        """
+        out = self.decoder(batch.tokens, batch.segments)
+        cross_entropy, counted = linear_cross_entropy(
+            out.hidden, self.decoder.head_weight, batch.targets, self.decoder.vocab_size
+        )
+        auxiliary = [value for name, value in out.aux.items() if name.endswith("loss")]
+        return cross_entropy + sum(auxiliary) * counted, cross_entropy.detach()
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

@@ -10,25 +10,25 @@ run_dir/
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import json
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from llm.checkpoint import Checkpoints
 from llm.config import TrainConfig
 from llm.durable import replace_file
 from llm.errors import UserError
+from llm.identity import default_run_dir, differences, identity
 from llm.runlock import RunLock
 
 SCHEMA_VERSION = 1
@@ -80,12 +80,11 @@ class RunFolder:
     def _refuse_other_run(self, config: TrainConfig) -> None:
         if not (self.path / "config.yaml").exists():
             return
-        keys = differing_keys(read_plain_config(self.path), plain_config(config))
-        if keys:
-            shown = ", ".join(f"{key} ({old} there, {new} here)" for key, (old, new) in list(keys.items())[:5])
-            more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+        found = differences(identity(config), identity(read_config(self.path)))
+        if found:
+            more = f" and {len(found) - 5} more" if len(found) > 5 else ""
             raise UserError(
-                f"run_dir={self.path} holds another run: it differs in {shown}{more}. "
+                f"run_dir={self.path} holds another run: {'; '.join(found[:5])}{more}. "
                 "Choose another run_dir, or use the settings of that run to continue it."
             )
 
@@ -102,6 +101,12 @@ class RunFolder:
         except (OSError, ValueError):
             starts = []
         replace_file(path, json.dumps([*starts, describe_environment()], indent=1).encode())
+
+
+def open_run(config: TrainConfig, *, main: bool) -> RunFolder:
+    """The folder of the run of `config`: opened and locked on the main process, watched on the others."""
+    path = config.run_dir or default_run_dir(config)
+    return RunFolder.open(path, config) if main else RunFolder.watch(path)
 
 
 def _check_resume(resume: str, run: RunFolder) -> None:
@@ -122,59 +127,20 @@ def plain_config(config: TrainConfig) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.structured(config), resolve=True)
 
 
-def read_plain_config(run_dir: Path) -> dict[str, Any]:
-    """What config.yaml of a run says, without its schema version. Raises UserError where that is not readable."""
+def read_config(run_dir: Path) -> TrainConfig:
+    """The configuration of a run. Raises UserError where it is missing, or of a version that this one cannot read."""
     path = run_dir / "config.yaml"
     try:
-        plain = OmegaConf.to_container(OmegaConf.load(path))
-        version = plain.pop("schema_version")
-    except (OSError, ValueError, KeyError, AttributeError, OmegaConfBaseException) as error:
+        stored = OmegaConf.load(path)
+        version = stored.pop("schema_version")
+    except (OSError, ValueError, KeyError, AttributeError, YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path} is missing or unreadable: {run_dir} is no run of mixlab.") from error
     if version != SCHEMA_VERSION:
-        raise UserError(f"{path} has schema_version {version}, this version of mixlab reads {SCHEMA_VERSION}.")
-    return plain
-
-
-def read_config(run_dir: Path) -> TrainConfig:
-    """The typed configuration of a run. Raises UserError for keys that this version does not know."""
-    plain = read_plain_config(run_dir)
+        raise UserError(f"{path} has schema_version {version}, but this version of mixlab reads {SCHEMA_VERSION}.")
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), plain))
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), stored))
     except OmegaConfBaseException as error:
-        raise UserError(f"{run_dir / 'config.yaml'}: {str(error).splitlines()[0]}") from error
-
-
-def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted keys, except the free ones, whose values differ between two plain configurations: key -> (old, new)."""
-    left, right = _flatten(old), _flatten(new)
-    free = free_keys()
-    keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]
-    return {key: (left.get(key), right.get(key)) for key in keys if not _starts_with_any(key, free)}
-
-
-def free_keys(kind: type = TrainConfig, prefix: str = "") -> list[str]:
-    """Dotted keys that are marked free in llm/config.py: they may change when a run is resumed."""
-    keys, types = [], get_type_hints(kind)
-    for entry in dataclasses.fields(kind):
-        if entry.metadata.get("free"):
-            keys.append(prefix + entry.name)
-        elif dataclasses.is_dataclass(types[entry.name]):
-            keys += free_keys(types[entry.name], f"{prefix}{entry.name}.")
-    return keys
-
-
-def _starts_with_any(key: str, prefixes: list[str]) -> bool:
-    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
-
-
-def _flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in node.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+        raise UserError(f"{path}: {str(error).splitlines()[0]}") from error
 
 
 def describe_environment() -> dict[str, Any]:

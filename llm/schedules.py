@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from llm.config import ScheduleConfig
+from llm.config import ScheduleConfig, TrainConfig
 from llm.errors import UserError, suggest
 
 Schedule = Callable[[int], float]
@@ -39,6 +39,16 @@ def wsd(step: int, steps: int, *, warmup: int, decay: int, floor: float) -> floa
 
 
 SCHEDULES = {function.__name__: function for function in (constant, linear, cosine, wsd)}
+
+
+def total_steps(config: TrainConfig) -> int:
+    """Optimizer steps of the whole schedule, from `steps` or `tokens`. UserError unless exactly one is given."""
+    if (config.steps is None) == (config.tokens is None):
+        raise UserError(f"steps={config.steps} and tokens={config.tokens}: give one of them, and null for the other.")
+    steps = config.steps if config.steps is not None else -(-config.tokens // config.batch_tokens)
+    if steps < 1:
+        raise UserError(f"steps={steps}: a run has at least one step.")
+    return steps
 
 
 def build_schedule(config: ScheduleConfig, steps: int) -> Schedule:

@@ -26,6 +26,7 @@ class TrainState:
     data      position of the data, as `llm.data.merge_states` gives it; None before the first step
     window    sums for the next line of metrics
     reported  whether this step's line of metrics is written; False when a stop came during its evaluation
+    latest    the newest value of everything that was logged
     """
 
     model: nn.Module
@@ -35,9 +36,13 @@ class TrainState:
     data: dict[str, Any] | None = None
     window: LossWindow = field(default_factory=LossWindow)
     reported: bool = True
+    latest: dict[str, float] = field(default_factory=dict)
 
-    def capture(self, rng_by_rank: list[dict[str, Tensor]]) -> Snapshot:
-        """A copy of the whole state on the CPU. Every rank has to call it; `rng_by_rank` comes from `rng_tensors`."""
+    def capture(self, rng_by_rank: list[dict[str, Tensor]], *, keep: bool = True) -> Snapshot:
+        """A copy of the whole state on the CPU. `rng_by_rank` comes from `rng_tensors`.
+
+        Sharded tensors are gathered, so every rank has to call it; one with `keep` false gets no model and optimizer.
+        """
         rng = {f"rank{r}.{name}": tensor for r, tensors in enumerate(rng_by_rank) for name, tensor in tensors.items()}
         state = {
             "step": self.step,
@@ -45,10 +50,11 @@ class TrainState:
             "data": self.data,
             "window": self.window.state_dict(),
             "reported": self.reported,
+            "latest": self.latest,
             "world_size": len(rng_by_rank),
         }
         optimizer = optimizer_tensors(self.optimizer, self.model)
-        return Snapshot(_copies(model_tensors(self.model)), _copies(optimizer), _copies(rng), state)
+        return Snapshot(_copies(model_tensors(self.model), keep), _copies(optimizer, keep), rng, state)
 
     def restore(self, snapshot: Snapshot, rank: int) -> None:
         """Become what `capture` saw. UserError where model and checkpoint do not fit.
@@ -59,6 +65,7 @@ class TrainState:
         load_optimizer_tensors(self.optimizer, self.model, snapshot.optimizer)
         self.step, self.tokens = snapshot.state["step"], snapshot.state["tokens"]
         self.data, self.reported = snapshot.state["data"], snapshot.state["reported"]
+        self.latest = snapshot.state["latest"]
         self.window.load_state_dict(snapshot.state["window"])
         prefix = f"rank{rank}."
         mine = {k.removeprefix(prefix): tensor for k, tensor in snapshot.rng.items() if k.startswith(prefix)}
@@ -105,10 +112,14 @@ def load_initial_weights(model: nn.Module, init_from: str) -> None:
         raise UserError(f"init_from={init_from}: {error}. Choose another step of {checkpoints.steps()}.") from error
 
 
-def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Whole tensors on the CPU that later steps do not change; sharded ones are gathered, on all ranks together."""
-    whole = {k: t.full_tensor() if isinstance(t, DTensor) else t for k, t in tensors.items()}
-    return {k: t.detach().to("cpu", copy=True) for k, t in whole.items()}
+def _copies(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
+    """Whole tensors on the CPU that later steps do not change, or nothing unless `keep`."""
+    copies = {}
+    for name, tensor in tensors.items():
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if keep:
+            copies[name] = whole.detach().to("cpu", copy=True)
+    return copies
 
 
 def seed_everything(seed: int, rank: int) -> None:

@@ -1,0 +1,345 @@
+"""The training loop. How it is put together::
+
+    accelerator = build_accelerator(config)                     # llm.parallel; first of all, it may set up determinism
+    run = open_run(config, main=accelerator.is_main_process)    # llm.runfolder; locks and checks the folder
+    model = build_model(config, vocab_size)
+    optimizer = build_optimizer(config.optim, model, build_leaf)
+    rows, validation = training_rows(...), validation_sets(...)                 # llm.data
+    loggers = [build_leaf(f"loggers.{name}", leaf) for name, leaf in config.loggers.items()]
+    summary = Trainer(config, model, optimizer, rows, validation, loggers, run, accelerator).fit()
+    sys.exit(summary.outcome.exit_code)
+
+The trainer moves the model to its device, continues from the newest checkpoint (or from `init_from`), trains, writes
+metrics and checkpoints, and closes the loggers and the run. It knows nothing about mixers: a model is something that
+`NextTokenLoss` can call and that has `flops(tokens, sum_len_squared)`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from llm.checkpoint import DamagedCheckpoint, load_checkpoint
+from llm.config import TrainConfig
+from llm.data import HeldOutRows, Rows, batches, merge_states, validation_batches
+from llm.data.batch import IGNORED, Batch
+from llm.errors import UserError
+from llm.loggers import JsonlLogger, Logger, Loggers
+from llm.loss import NextTokenLoss
+from llm.metrics import TRAINING_FLOPS, Clock, LossWindow, Throughput, peak_memory, perplexity, sum_len_squared
+from llm.optim import set_learning_rate
+from llm.parallel import Agreement
+from llm.runfolder import RunFolder, plain_config
+from llm.schedules import build_schedule, total_steps
+from llm.state import TrainState, load_initial_weights, rng_tensors, seed_everything
+from llm.stopping import Outcome, StopSignals, WallTime
+
+TIMINGS = ("tokens_per_second", "mfu", "eta_seconds", "memory_gib")  # these differ from start to start
+
+
+class NonFiniteError(UserError):
+    """A loss or a gradient was not finite, and `on_nonfinite` says to stop at that."""
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How the rows of an optimizer step are shared out: `passes` times `micro_batch` rows on each of the ranks."""
+
+    rows: int
+    micro_batch: int
+    passes: int
+
+    @classmethod
+    def make(cls, config: TrainConfig, world_size: int) -> StepPlan:
+        """From `batch_tokens`, `context` and `micro_batch`. UserError where they do not divide."""
+        rows, rest = divmod(config.batch_tokens, config.context)
+        if rest or not rows:
+            raise UserError(
+                f"batch_tokens={config.batch_tokens} is not a multiple of context={config.context}: change either."
+            )
+        micro_batch = config.micro_batch or max(1, rows // world_size)
+        if rows % (micro_batch * world_size):
+            raise UserError(
+                f"micro_batch={micro_batch} on {world_size} device(s) does not divide the {rows} rows of a step "
+                f"(batch_tokens={config.batch_tokens} / context={config.context}): change micro_batch or batch_tokens."
+            )
+        return cls(rows, micro_batch, rows // (micro_batch * world_size))
+
+
+@dataclass
+class Summary:
+    """How training ended: the outcome, the step, and the latest values of what was logged."""
+
+    outcome: Outcome
+    step: int
+    values: dict[str, float]
+
+
+class Trainer:
+    """Trains `model` on `rows` as `config` says; see the top of this file."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: nn.Module,
+        optimizer: Optimizer,
+        rows: Rows,
+        validation: dict[str, HeldOutRows],
+        loggers: Sequence[Logger],
+        run: RunFolder,
+        accelerator: Accelerator,
+    ) -> None:
+        self.config, self.rows, self.validation, self.run = config, rows, validation, run
+        self.accelerator, self.device = accelerator, accelerator.device
+        self.rank, self.world_size = accelerator.process_index, accelerator.num_processes
+        self.plan = StepPlan.make(config, self.world_size)
+        self.steps = total_steps(config)
+        self.schedule = build_schedule(config.schedule, self.steps)
+        self.loggers = Loggers(_with_jsonl(loggers) if accelerator.is_main_process else [])
+
+        self.model = model.to(self.device)
+        self.objective = accelerator.prepare_model(NextTokenLoss(model))
+        self.state = TrainState(model, optimizer, window=LossWindow(self.device))
+        self.saved_step: int | None = None
+        self.first_bad = torch.zeros((), dtype=torch.int64, device=self.device)
+
+        self.clock = Clock(self.device)
+        self.throughput = Throughput(self.clock)
+        self.wall_time = WallTime(config.max_wall_time)
+        self.signals = StopSignals()
+        self.agreement = Agreement()
+
+    def fit(self) -> Summary:
+        """Train until the last step, `stop_after`, a signal or the end of the time; then save."""
+        with self.signals:
+            try:
+                self._resume()
+                self._start_loggers()
+                if not self.state.reported:
+                    self.report()
+                while (outcome := self._outcome()) is Outcome.RUNNING:
+                    with self._timed():
+                        self.step()
+                        self.report()
+                    if self._due(self.config.checkpoint.every):
+                        self.save()
+                if self.saved_step != self.state.step:
+                    self.save()
+                if self.saved_step != self.state.step:
+                    outcome = Outcome.UNSAVED
+            finally:
+                self.loggers.close()
+                self.run.close()
+        return Summary(outcome, self.state.step, self.state.latest)
+
+    def step(self) -> None:
+        """One optimizer step: all its micro-batches, one update."""
+        micro_batches = [next(self.batches) for _ in range(self.plan.passes)]
+        counted = self._total(sum((batch.targets != IGNORED).sum() for batch in micro_batches))
+        loss = torch.zeros((), device=self.device)
+        for batch in micro_batches:
+            with self._synchronised(batch is micro_batches[-1]):
+                loss += self._forward_backward(batch.to(self.device), counted)
+        loss = self._total(loss)
+        grad_norm = self._clip()
+        set_learning_rate(self.state.optimizer, self.schedule(self.state.step))
+        self.state.optimizer.step()
+        self.state.optimizer.zero_grad(set_to_none=True)
+        self._advance(micro_batches, loss, counted, grad_norm)
+
+    def _forward_backward(self, batch: Batch, counted: Tensor) -> Tensor:
+        """Add this batch's share of the step's gradient; return its summed cross-entropy.
+
+        Dividing by the targets of the whole step, over all passes and ranks, gives one loss curve however they are
+        shared out. DDP takes the mean over ranks, so the sum over ranks is world_size times that.
+        """
+        objective, cross_entropy = self.objective(batch)
+        self.accelerator.backward(objective * (self.world_size / counted.clamp(min=1)))
+        return cross_entropy
+
+    def _synchronised(self, last: bool) -> AbstractContextManager[None]:
+        """Ranks exchange gradients in the last pass of a step only."""
+        return nullcontext() if last else self.accelerator.no_sync(self.objective)
+
+    def _clip(self) -> Tensor:
+        """Scale the gradient down to `optim.clip` where it is longer; its norm before, over all parameters."""
+        limit = float("inf") if self.config.optim.clip is None else self.config.optim.clip
+        return self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
+
+    def _advance(self, micro_batches: list[Batch], loss: Tensor, counted: Tensor, grad_norm: Tensor) -> None:
+        """Count the step. Nothing here waits for the device."""
+        state = self.state
+        state.step += 1
+        state.tokens += self.config.batch_tokens
+        self.data_state = micro_batches[-1].state
+        state.window.add(steps=torch.ones(()), loss=loss, counted=counted, grad_norm=grad_norm)
+        bad = ~(torch.isfinite(loss) & torch.isfinite(grad_norm))
+        self.first_bad = torch.where(bad & (self.first_bad == 0), state.step, self.first_bad)
+        squares = sum(sum_len_squared(batch.row_start) for batch in micro_batches)
+        tokens = sum(batch.tokens.numel() for batch in micro_batches)
+        flops = TRAINING_FLOPS * self.model.flops(tokens, squares)
+        self.throughput.add(tokens=self.config.batch_tokens, flops=flops)
+        self.loggers.advance(state.step)
+
+    def report(self) -> None:
+        """Write this step's line of metrics, with what is due of training values and validation.
+
+        A stop that comes during validation leaves the step unreported, and the resumed run does it again.
+        """
+        state, values = self.state, {}
+        state.reported = False
+        validating = self._due(self.config.eval.every) or state.step == self.steps
+        if validating:
+            self._check_finite()
+            values = self.evaluate()
+            if values is None:
+                return
+        if state.step == 1 or self._due(self.config.log_every):
+            values = self._training_values() | values
+        state.reported = True
+        if values:
+            state.latest |= {name: value for name, value in values.items() if name not in TIMINGS}
+            self.loggers.log(state.step, values)
+
+    def _training_values(self) -> dict[str, float]:
+        """Means since the last line, and how fast it went. Waits for the device."""
+        self._check_finite()
+        sums = self.state.window.flush()
+        return {
+            "loss": sums["loss"] / max(1, sums["counted"]),
+            "lr": self.state.optimizer.param_groups[0]["lr"],
+            "grad_norm": sums["grad_norm"] / sums["steps"],
+            "tokens": self.state.tokens,
+            **self.throughput.report(steps_left=self.steps - self.state.step),
+            "memory_gib": peak_memory(self.device),
+        }
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float] | None:
+        """Loss and perplexity of every validation set; None when a stop was asked for meanwhile."""
+        values = {}
+        with self.clock.paused(), _evaluating(self.objective):
+            for name, held_out in self.validation.items():
+                loss = self._validation_loss(held_out)
+                if loss is None:
+                    return None
+                prefix = "val" if name == "validation" else f"val_{name}"
+                values |= {f"{prefix}_loss": loss, f"{prefix}_perplexity": perplexity(loss)}
+        return values
+
+    def _validation_loss(self, held_out: HeldOutRows) -> float | None:
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)  # cross-entropy, counted targets
+        micro_batch = max(1, self.plan.micro_batch * self.config.context // held_out.context)
+        share = {"rank": self.rank, "world_size": self.world_size, "max_rows": self.config.eval.max_rows}
+        for batch in validation_batches(held_out, micro_batch=micro_batch, **share):
+            if self._asked_to_stop() is not Outcome.RUNNING:
+                return None
+            _, cross_entropy = self.objective(batch.to(self.device))
+            sums += torch.stack([cross_entropy.double(), (batch.targets != IGNORED).sum().to(self.device)])
+        cross_entropy, counted = self._total(sums).tolist()
+        return cross_entropy / max(1, counted)
+
+    def save(self) -> None:
+        """Write a checkpoint. When the disk refuses it, say so loudly and train on: the next one may succeed."""
+        self._check_finite()
+        with self._timed(), self.clock.paused():
+            self.loggers.flush()
+            failed = not self._write_checkpoint()
+        # every rank has to know, or they would not save again together
+        if not self.agreement.greatest(failed):
+            self.saved_step = self.state.step
+
+    def _write_checkpoint(self) -> bool:
+        main = self.accelerator.is_main_process
+        ranks = gather_object([(rng_tensors(), self.data_state)])
+        if self.state.step:
+            self.state.data = merge_states([data for _, data in ranks])
+        snapshot = self.state.capture([rng for rng, _ in ranks], keep=main)
+        try:
+            if main:
+                self.run.checkpoints.save(snapshot, keep=self.config.checkpoint.keep)
+        except (OSError, DamagedCheckpoint) as error:
+            print(f"WARNING: step {self.state.step} could not be saved: {error}", file=sys.stderr, flush=True)
+            return False
+        return True
+
+    def _resume(self) -> None:
+        """Go on from the newest good checkpoint, which the main process chooses; else start, maybe from `init_from`."""
+        seed_everything(self.config.seed, self.rank)
+        snapshot = self.run.checkpoints.load_newest() if self.accelerator.is_main_process else None
+        (step,) = broadcast_object_list([snapshot.step if snapshot else None])
+        if step is not None:
+            snapshot = snapshot or load_checkpoint(self.run.checkpoints.path(step))
+            self.state.restore(snapshot, self.rank)
+            self.saved_step = step
+        elif self.config.init_from:
+            load_initial_weights(self.model, self.config.init_from)
+        self.data_state = self.state.data
+        share = {"rank": self.rank, "world_size": self.world_size, "rows_per_step": self.plan.rows}
+        share |= {"workers": self.config.data.workers, "state": self.state.data}
+        self.batches = batches(self.rows, micro_batch=self.plan.micro_batch, **share)
+
+    def _start_loggers(self) -> None:
+        # an unreported step has no line yet, and lines of steps beyond it are void as well
+        self.loggers.start(
+            run_dir=self.run.path, config=plain_config(self.config), step=self.state.step, steps=self.steps
+        )
+
+    def _outcome(self) -> Outcome:
+        """Go on, or why not."""
+        if self.state.step >= self.steps and self.state.reported:
+            return Outcome.FINISHED
+        asked = self._asked_to_stop()
+        if asked is Outcome.RUNNING and self.state.step >= (self.config.stop_after or self.steps):
+            return Outcome.STOPPED
+        return asked
+
+    def _asked_to_stop(self) -> Outcome:
+        """Whether any rank got a signal or is out of time."""
+        own = max(self.signals.outcome, Outcome.OUT_OF_TIME if self.wall_time.over() else Outcome.RUNNING)
+        return Outcome(self.agreement.greatest(own))
+
+    def _check_finite(self) -> None:
+        bad = self.first_bad.item()
+        if bad:
+            raise NonFiniteError(
+                f"the loss or the gradient of step {bad} is not finite (on_nonfinite={self.config.on_nonfinite}). "
+                f"The newest checkpoint is step {self.saved_step}. Lower optim.lr, lengthen schedule.warmup, or look "
+                "at the data of that step."
+            )
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.state.step % every == 0
+
+    def _total(self, value: Tensor) -> Tensor:
+        """Sum over the ranks."""
+        return self.accelerator.reduce(value.to(self.device), "sum")
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.wall_time.saw(time.monotonic() - began)
+
+
+def _with_jsonl(loggers: Sequence[Logger]) -> list[Logger]:
+    """metrics.jsonl is always written."""
+    return list(loggers) if any(isinstance(x, JsonlLogger) for x in loggers) else [JsonlLogger(), *loggers]
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train()

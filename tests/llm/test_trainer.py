@@ -1,0 +1,344 @@
+"""Training: bitwise resume, one loss curve whatever the accumulation, stops, faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from llm.build import build_leaf, build_model
+from llm.checkpoint import Checkpoints
+from llm.compose import compose
+from llm.data import training_rows, validation_sets
+from llm.errors import UserError
+from llm.loggers import Logger
+from llm.optim import build_optimizer
+from llm.parallel import build_accelerator
+from llm.runfolder import open_run
+from llm.stopping import Outcome, StopSignals, WallTime, parse_duration
+from llm.tokenizer import load_tokenizer
+from llm.trainer import TIMINGS, NonFiniteError, StepPlan, Trainer
+
+STEPS = 8
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """A file of short documents; every tenth goes to validation by its path."""
+    folder = tmp_path_factory.mktemp("text")
+    documents = [f"Chapter {i}. " + " ".join(f"word{(i * 7 + j) % 23}" for j in range(5 + i % 17)) for i in range(60)]
+    (folder / "train.jsonl").write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
+    (folder / "val.jsonl").write_text("".join(json.dumps({"text": d}) + "\n" for d in documents[::10]))
+    return folder
+
+
+def make_trainer(words, loggers=()):
+    """A trainer from the words of a command line."""
+    config = compose(words)
+    accelerator = build_accelerator(config)
+    run = open_run(config, main=accelerator.is_main_process)
+    tokenizer = load_tokenizer(config.tokenizer.path)
+    model = build_model(config, len(tokenizer))
+    optimizer = build_optimizer(config.optim, model, build_leaf)
+    source = build_leaf("data.source", config.data.source)
+    rows = training_rows(config.data, source, tokenizer, config.context)
+    validation = validation_sets(config.data, source, tokenizer, config.context)
+    return Trainer(config, model, optimizer, rows, validation, loggers, run, accelerator)
+
+
+@pytest.fixture
+def words(text, tmp_path):
+    """words(name, *overrides): the command line of a small run in tmp_path/name."""
+    base = [
+        "mixer=gdn", "model=tiny", "model.d_model=32", "model.n_layers=2", "model.head_dim=16",
+        "model.linear_head_dim=16", "model.parameters=30000", "model.tie_embeddings=true", "logger=jsonl",
+        "data=local", f"data.path={text}/train.jsonl", f"data.validation_path={text}/val.jsonl", "data.mode=memory",
+        "context=32", "batch_tokens=128", "micro_batch=2", f"steps={STEPS}", "log_every=3", "eval.every=4",
+        "checkpoint.every=3", "schedule.warmup=2", "optim.lr=0.01",
+    ]  # fmt: skip
+
+    def make(name, *overrides):
+        keys = {word.split("=")[0] for word in overrides}
+        return [f"run_dir={tmp_path / name}", *(w for w in base if w.split("=")[0] not in keys), *overrides]
+
+    return make
+
+
+@pytest.fixture
+def train(words):
+    """train(name, *overrides, loggers=()): run it, and return the summary."""
+    return lambda name, *overrides, loggers=(): make_trainer(words(name, *overrides), loggers).fit()
+
+
+def metrics(folder: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in TIMINGS} for line in lines]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Weights, optimizer, random generators, data position and metrics are bitwise the same."""
+    assert metrics(one) == metrics(other)
+    newest = Checkpoints(one).steps()[-1]
+    a, b = (Checkpoints(folder).path(newest) for folder in (one, other))
+    for name in ("model", "optimizer", "rng"):
+        left, right = load_file(a / f"{name}.safetensors"), load_file(b / f"{name}.safetensors")
+        assert left.keys() == right.keys()
+        for key in left:
+            assert torch.equal(left[key].reshape(-1).view(torch.uint8), right[key].reshape(-1).view(torch.uint8)), key
+    assert json.loads((a / "state.json").read_text()) == json.loads((b / "state.json").read_text())
+
+
+def test_a_whole_run(train, tmp_path):
+    summary = train("run")
+    assert (summary.outcome, summary.step, summary.outcome.exit_code) == (Outcome.FINISHED, STEPS, 0)
+    lines = metrics(tmp_path / "run")
+    assert [line["step"] for line in lines] == [1, 3, 4, 6, 8]
+    assert lines[-1].keys() == {"step", "val_loss", "val_perplexity"}
+    assert lines[1].keys() == {"step", "loss", "lr", "grad_norm", "tokens"}
+    assert lines[0]["lr"] == 0.005
+    assert lines[3]["tokens"] == 6 * 128
+    assert lines[-1]["val_loss"] < lines[2]["val_loss"] < lines[0]["loss"]
+    assert summary.values["val_loss"] == lines[-1]["val_loss"]
+    assert Checkpoints(tmp_path / "run").steps() == [6, 8]
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 7])
+def test_resume_is_bitwise(train, tmp_path, stop):
+    """In warm-up, at and between lines of metrics, validations and checkpoints."""
+    train("whole")
+    summary = train("parts", f"stop_after={stop}")
+    assert (summary.outcome, summary.step) == (Outcome.STOPPED, stop)
+    assert train("parts", "eval.max_rows=null").outcome is Outcome.FINISHED
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_lost_part_is_done_again(train, tmp_path):
+    """As after a power cut: metrics are ahead of the newest whole checkpoint, which is damaged."""
+    train("whole")
+    train("parts", "stop_after=7", "checkpoint.keep=3")
+    newest = Checkpoints(tmp_path / "parts").path(7)
+    (newest / "model.safetensors").write_bytes(b"")
+    with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 8, "lo')
+    train("parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_finished_run_is_left_alone(train, tmp_path):
+    first = train("run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    again = train("run", "resume=must")
+    assert (again.outcome, again.step, again.values) == (first.outcome, first.step, first.values)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_accumulation_does_not_change_the_curve(train, tmp_path):
+    curves = []
+    for micro_batch in (4, 2, 1):
+        train(f"micro{micro_batch}", f"micro_batch={micro_batch}", "log_every=1")
+        curves.append(metrics(tmp_path / f"micro{micro_batch}"))
+    for curve in curves[1:]:
+        for line, expected in zip(curve, curves[0], strict=True):
+            assert line == pytest.approx(expected, rel=2e-4)
+
+
+@pytest.mark.slow
+def test_two_ranks_are_one_rank_with_accumulation(train, words, tmp_path):
+    train("one", "log_every=1")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
+    for stop in ("stop_after=5", "stop_after=null"):
+        subprocess.run([*torchrun, *words("two", "log_every=1", stop)], check=True, timeout=120)
+    one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
+    for line, expected in zip(two, one, strict=True):
+        assert line == pytest.approx(expected, rel=2e-4)
+    assert len(load_file(Checkpoints(tmp_path / "two").path(STEPS) / "rng.safetensors")) == 10
+
+    train("one_of_two", "log_every=1", "stop_after=5")
+    for name in ("one_of_two", "two"):  # the other world size goes on from there
+        assert Checkpoints(tmp_path / name).load_newest().state["data"]["row"] in (20, 32)
+    subprocess.run([*torchrun, *words("one_of_two", "log_every=1")], check=True, timeout=120)
+    for line, expected in zip(metrics(tmp_path / "one_of_two"), one, strict=True):
+        assert line == pytest.approx(expected, rel=2e-4)
+
+
+def test_weights_of_another_run(train, tmp_path):
+    train("first", "checkpoint.keep=9")
+    first = load_file(Checkpoints(tmp_path / "first").path(3) / "model.safetensors")
+    train("second", f"init_from='{tmp_path}/first@3'", "optim.lr=0.0")
+    second = load_file(Checkpoints(tmp_path / "second").path(STEPS) / "model.safetensors")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+class At(Logger):
+    """Calls something at a step."""
+
+    def __init__(self, step, action):
+        self.step, self.action = step, action
+
+    def advance(self, step):
+        if step == self.step:
+            self.action()
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome", "code"),
+    [
+        (signal.SIGTERM, Outcome.PREEMPTED, 75),
+        (signal.SIGUSR1, Outcome.PREEMPTED, 75),
+        (signal.SIGINT, Outcome.INTERRUPTED, 130),
+    ],
+)
+def test_a_signal_saves_and_stops_at_the_step(train, tmp_path, number, outcome, code):
+    train("whole")
+    summary = train("parts", loggers=[At(5, lambda: os.kill(os.getpid(), number))])
+    assert (summary.outcome, summary.step, summary.outcome.exit_code) == (outcome, 5, code)
+    train("parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_signal_in_validation_stops_it_and_it_is_done_again(train, tmp_path):
+    train("whole")
+    summary = train("parts", loggers=[At(4, lambda: os.kill(os.getpid(), signal.SIGTERM))])
+    assert (summary.outcome, summary.step) == (Outcome.PREEMPTED, 4)
+    assert [line["step"] for line in metrics(tmp_path / "parts")] == [1, 3]
+    train("parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_second_interrupt_stops_at_once():
+    def interrupt_twice():
+        with StopSignals() as signals:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signals.outcome is Outcome.INTERRUPTED
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_twice()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_time_limit_leaves_room_for_a_step_and_a_save():
+    now = [0.0]
+    wall_time = WallTime("100", now=lambda: now[0])
+    wall_time.saw(20)
+    now[0] = 54
+    assert not wall_time.over()
+    now[0] = 56
+    assert wall_time.over()
+    assert not WallTime(None).over()
+
+
+def test_out_of_time(train):
+    summary = train("run", "max_wall_time=0s")
+    assert (summary.outcome, summary.step, summary.outcome.exit_code) == (Outcome.OUT_OF_TIME, 0, 75)
+    assert train("run").outcome is Outcome.FINISHED
+
+
+def test_durations():
+    given = {"3600": 3600, "90m": 5400, "11h30m": 41400, "1d2h": 93600, "0.5": 0.5}
+    assert {text: parse_duration("k", text) for text in given} == given
+    for wrong in ("", "soon", "3x", "h"):
+        with pytest.raises(UserError, match="max_wall_time="):
+            parse_duration("max_wall_time", wrong)
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_number_that_is_not_finite_stops_before_it_is_saved(words, tmp_path, where):
+    trainer = make_trainer(words("run", "checkpoint.every=2", "eval.every=0"))
+    weight = trainer.model.embeddings.weight
+
+    def poison():
+        if where == "loss":
+            weight.data[:] = torch.nan
+        else:
+            weight.register_hook(lambda grad: grad * torch.inf)
+
+    trainer.loggers.loggers.append(At(2, poison))
+    with pytest.raises(NonFiniteError, match=r"step 3 is not finite.*newest checkpoint is step 2"):
+        trainer.fit()
+    assert Checkpoints(tmp_path / "run").steps() == [2]
+
+
+def test_a_disk_that_refuses_a_checkpoint_does_not_stop_training(words, tmp_path, capsys, monkeypatch):
+    trainer = make_trainer(words("run"))
+    original, refused = Checkpoints.save, []
+
+    def save(self, snapshot, *, keep):
+        if not refused:
+            refused.append(snapshot.step)
+            raise OSError(28, "No space left on device")
+        return original(self, snapshot, keep=keep)
+
+    monkeypatch.setattr(Checkpoints, "save", save)
+    assert trainer.fit().outcome is Outcome.FINISHED
+    assert refused == [3]
+    assert Checkpoints(tmp_path / "run").steps() == [6, 8]
+    assert "WARNING: step 3 could not be saved" in capsys.readouterr().err
+
+
+def test_a_run_whose_end_cannot_be_saved_says_so(words, monkeypatch):
+    trainer = make_trainer(words("run"))
+
+    def save(self, snapshot, *, keep):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Checkpoints, "save", save)
+    assert trainer.fit().outcome.exit_code == 74
+
+
+def test_the_folder_is_free_again_whatever_happened(words, train):
+    trainer = make_trainer(words("run", f"init_from={words('nothing')[0][8:]}"))
+    with pytest.raises(UserError, match="has no checkpoint"):
+        trainer.fit()
+    with pytest.raises(UserError, match="holds another run"):
+        train("run")
+
+
+def test_bf16_autocast_over_fp32_weights(words, tmp_path):
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    trainer = make_trainer(words("run", "precision=bf16", "stop_after=1"))
+    seen = set()
+    trainer.model.layers[0].mlp.register_forward_hook(lambda module, args, out: seen.add(out.dtype))
+    trainer.fit()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert seen == {torch.bfloat16}
+    assert {t.dtype for t in load_file(Checkpoints(tmp_path / "run").path(1) / "model.safetensors").values()} == {
+        torch.float32
+    }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["batch_tokens=100"], "batch_tokens=100 is not a multiple of context=32"),
+        (["micro_batch=3"], "micro_batch=3 on 1 device"),
+        (["steps=null"], "steps=None and tokens=None"),
+        (["schedule.warmup=99"], "schedule.warmup=99"),
+        (["precision=fp8"], "precision=fp8"),
+        (["max_wall_time=soon"], "max_wall_time=soon"),
+    ],
+)
+def test_mistakes_are_named_before_training(words, overrides, key):
+    with pytest.raises(UserError, match=key):
+        make_trainer(words("run", *overrides))
+
+
+def test_rows_of_a_step_are_shared_out(make_config):
+    config = make_config("gdn", "context=32", "batch_tokens=512", "micro_batch=null")
+    assert StepPlan.make(config, 2) == StepPlan(rows=16, micro_batch=8, passes=1)
+    config.micro_batch = 2
+    assert StepPlan.make(config, 2) == StepPlan(rows=16, micro_batch=2, passes=4)
+
+
+if __name__ == "__main__":  # what torchrun starts
+    make_trainer(sys.argv[1:]).fit()
