@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from llm.checkpoint import DamagedCheckpoint, load_checkpoint
 from llm.config import TrainConfig
-from llm.data import HeldOutRows, Rows, batches, merge_states, validation_batches
+from llm.data import HeldOutRows, Loader, Rows, batches, merge_states, validation_batches
 from llm.data.batch import IGNORED, Batch
 from llm.errors import UserError
 from llm.loggers import JsonlLogger, Logger, Loggers
@@ -109,6 +109,7 @@ class Trainer:
         self.model = model.to(self.device)
         self.objective = accelerator.prepare_model(NextTokenLoss(model))
         self.state = TrainState(model, optimizer, window=LossWindow(self.device))
+        self.batches: Loader | None = None
         self.saved_step: int | None = None
         self.first_bad = torch.zeros((), dtype=torch.int64, device=self.device)
 
@@ -137,6 +138,8 @@ class Trainer:
                 if self.saved_step != self.state.step:
                     outcome = Outcome.UNSAVED
             finally:
+                if self.batches is not None:
+                    self.batches.close()
                 self.loggers.close()
                 self.run.close()
         return Summary(outcome, self.state.step, self.state.latest)
@@ -281,12 +284,25 @@ class Trainer:
             snapshot = snapshot or load_checkpoint(self.run.checkpoints.path(step))
             self.state.restore(snapshot, self.rank)
             self.saved_step = step
+            self._announce_resume(snapshot.state["world_size"])
         elif self.config.init_from:
             load_initial_weights(self.model, self.config.init_from)
         self.data_state = self.state.data
         share = {"rank": self.rank, "world_size": self.world_size, "rows_per_step": self.plan.rows}
         share |= {"workers": self.config.data.workers, "state": self.state.data}
         self.batches = batches(self.rows, micro_batch=self.plan.micro_batch, **share)
+
+    def _announce_resume(self, world_size: int) -> None:
+        if not self.accelerator.is_main_process:
+            return
+        print(f"resumed at step {self.state.step}", file=sys.stderr, flush=True)
+        if world_size != self.world_size:
+            print(
+                f"note: up to here the run had {world_size} process(es), now {self.world_size}: the data are the same, "
+                "the loss is the same but for the order of float additions",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _start_loggers(self) -> None:
         # an unreported step has no line yet, and lines of steps beyond it are void as well

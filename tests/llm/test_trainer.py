@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from llm.build import build_leaf, build_model
 from llm.checkpoint import Checkpoints
-from llm.compose import compose
+from llm.compose import compose, groups
 from llm.data import training_rows, validation_sets
 from llm.errors import UserError
 from llm.loggers import Logger
@@ -33,7 +33,7 @@ STEPS = 8
 def text(tmp_path_factory):
     """A file of short documents; every tenth goes to validation by its path."""
     folder = tmp_path_factory.mktemp("text")
-    documents = [f"Chapter {i}. " + " ".join(f"word{(i * 7 + j) % 23}" for j in range(5 + i % 17)) for i in range(60)]
+    documents = [f"Chapter {i}. " + " ".join(f"word{(i * 7 + j) % 23}" for j in range(5 + i % 11)) for i in range(40)]
     (folder / "train.jsonl").write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
     (folder / "val.jsonl").write_text("".join(json.dumps({"text": d}) + "\n" for d in documents[::10]))
     return folder
@@ -53,28 +53,40 @@ def make_trainer(words, loggers=()):
     return Trainer(config, model, optimizer, rows, validation, loggers, run, accelerator)
 
 
+SMALL = [
+    "mixer=gdn", "model=tiny", "model.d_model=32", "model.n_layers=2", "model.head_dim=16", "model.linear_head_dim=16",
+    "model.parameters=30000", "model.tie_embeddings=true", "logger=jsonl", "data=local", "data.mode=memory",
+    "context=32", "batch_tokens=128", "micro_batch=2", f"steps={STEPS}", "log_every=3", "eval.every=4",
+    "checkpoint.every=3", "schedule.warmup=2", "optim.lr=0.01",
+]  # fmt: skip
+
+
+def command_line(run_dir, text, *overrides):
+    """The words of a small run."""
+    keys = {word.split("=")[0] for word in overrides}
+    defaults = [word for word in SMALL if word.split("=")[0] not in keys]
+    data = [f"data.path={text}/train.jsonl", f"data.validation_path={text}/val.jsonl"]
+    return [f"run_dir={run_dir}", *data, *defaults, *overrides]
+
+
 @pytest.fixture
 def words(text, tmp_path):
     """words(name, *overrides): the command line of a small run in tmp_path/name."""
-    base = [
-        "mixer=gdn", "model=tiny", "model.d_model=32", "model.n_layers=2", "model.head_dim=16",
-        "model.linear_head_dim=16", "model.parameters=30000", "model.tie_embeddings=true", "logger=jsonl",
-        "data=local", f"data.path={text}/train.jsonl", f"data.validation_path={text}/val.jsonl", "data.mode=memory",
-        "context=32", "batch_tokens=128", "micro_batch=2", f"steps={STEPS}", "log_every=3", "eval.every=4",
-        "checkpoint.every=3", "schedule.warmup=2", "optim.lr=0.01",
-    ]  # fmt: skip
-
-    def make(name, *overrides):
-        keys = {word.split("=")[0] for word in overrides}
-        return [f"run_dir={tmp_path / name}", *(w for w in base if w.split("=")[0] not in keys), *overrides]
-
-    return make
+    return lambda name, *overrides: command_line(tmp_path / name, text, *overrides)
 
 
 @pytest.fixture
 def train(words):
     """train(name, *overrides, loggers=()): run it, and return the summary."""
     return lambda name, *overrides, loggers=(): make_trainer(words(name, *overrides), loggers).fit()
+
+
+@pytest.fixture(scope="session")
+def whole(text, tmp_path_factory):
+    """The folder of an undisturbed run with the settings that the tests have."""
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    make_trainer(command_line(run_dir, text)).fit()
+    return run_dir
 
 
 def metrics(folder: Path) -> list[dict]:
@@ -110,25 +122,31 @@ def test_a_whole_run(train, tmp_path):
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4, 7])
-def test_resume_is_bitwise(train, tmp_path, stop):
+def test_resume_is_bitwise(train, whole, tmp_path, stop):
     """In warm-up, at and between lines of metrics, validations and checkpoints."""
-    train("whole")
     summary = train("parts", f"stop_after={stop}")
     assert (summary.outcome, summary.step) == (Outcome.STOPPED, stop)
     assert train("parts", "eval.max_rows=null").outcome is Outcome.FINISHED
+    assert_same_run(whole, tmp_path / "parts")
+
+
+@pytest.mark.parametrize("mixer", groups()["mixer"])
+def test_resume_is_bitwise_for_every_mixer(train, tmp_path, mixer):
+    train("whole", f"mixer={mixer}", "steps=4")
+    train("parts", f"mixer={mixer}", "steps=4", "stop_after=2")
+    train("parts", f"mixer={mixer}", "steps=4")
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_a_lost_part_is_done_again(train, tmp_path):
+def test_a_lost_part_is_done_again(train, whole, tmp_path):
     """As after a power cut: metrics are ahead of the newest whole checkpoint, which is damaged."""
-    train("whole")
     train("parts", "stop_after=7", "checkpoint.keep=3")
     newest = Checkpoints(tmp_path / "parts").path(7)
     (newest / "model.safetensors").write_bytes(b"")
     with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "lo')
     train("parts")
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_same_run(whole, tmp_path / "parts")
 
 
 def test_a_finished_run_is_left_alone(train, tmp_path):
@@ -151,21 +169,17 @@ def test_accumulation_does_not_change_the_curve(train, tmp_path):
 
 @pytest.mark.slow
 def test_two_ranks_are_one_rank_with_accumulation(train, words, tmp_path):
+    """Five steps on two ranks and the rest on one, and the other way round, against one rank all the way."""
     train("one", "log_every=1")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
-    for stop in ("stop_after=5", "stop_after=null"):
-        subprocess.run([*torchrun, *words("two", "log_every=1", stop)], check=True, timeout=120)
-    one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
-    for line, expected in zip(two, one, strict=True):
-        assert line == pytest.approx(expected, rel=2e-4)
-    assert len(load_file(Checkpoints(tmp_path / "two").path(STEPS) / "rng.safetensors")) == 10
-
-    train("one_of_two", "log_every=1", "stop_after=5")
-    for name in ("one_of_two", "two"):  # the other world size goes on from there
-        assert Checkpoints(tmp_path / name).load_newest().state["data"]["row"] in (20, 32)
-    subprocess.run([*torchrun, *words("one_of_two", "log_every=1")], check=True, timeout=120)
-    for line, expected in zip(metrics(tmp_path / "one_of_two"), one, strict=True):
-        assert line == pytest.approx(expected, rel=2e-4)
+    subprocess.run([*torchrun, *words("two_one", "log_every=1", "stop_after=5")], check=True, timeout=120)
+    assert len(load_file(Checkpoints(tmp_path / "two_one").path(5) / "rng.safetensors")) == 10, "two ranks' generators"
+    train("two_one", "log_every=1")
+    train("one_two", "log_every=1", "stop_after=5")
+    subprocess.run([*torchrun, *words("one_two", "log_every=1")], check=True, timeout=120)
+    for other in ("two_one", "one_two"):
+        for line, expected in zip(metrics(tmp_path / other), metrics(tmp_path / "one"), strict=True):
+            assert line == pytest.approx(expected, rel=2e-4)
 
 
 def test_weights_of_another_run(train, tmp_path):
@@ -195,21 +209,19 @@ class At(Logger):
         (signal.SIGINT, Outcome.INTERRUPTED, 130),
     ],
 )
-def test_a_signal_saves_and_stops_at_the_step(train, tmp_path, number, outcome, code):
-    train("whole")
+def test_a_signal_saves_and_stops_at_the_step(train, whole, tmp_path, number, outcome, code):
     summary = train("parts", loggers=[At(5, lambda: os.kill(os.getpid(), number))])
     assert (summary.outcome, summary.step, summary.outcome.exit_code) == (outcome, 5, code)
     train("parts")
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_same_run(whole, tmp_path / "parts")
 
 
-def test_a_signal_in_validation_stops_it_and_it_is_done_again(train, tmp_path):
-    train("whole")
+def test_a_signal_in_validation_stops_it_and_it_is_done_again(train, whole, tmp_path):
     summary = train("parts", loggers=[At(4, lambda: os.kill(os.getpid(), signal.SIGTERM))])
     assert (summary.outcome, summary.step) == (Outcome.PREEMPTED, 4)
     assert [line["step"] for line in metrics(tmp_path / "parts")] == [1, 3]
     train("parts")
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_same_run(whole, tmp_path / "parts")
 
 
 def test_a_second_interrupt_stops_at_once():
