@@ -66,6 +66,7 @@ class DataConfig:
     separate: bool = option("documents of a row do not see each other and are not predicted across boundaries", True)
     bos: bool = option("put the tokenizer's beginning-of-document token before each document", False)
     seed: int = option("seed of the data order", 0)
+    unreadable: str = option("mode=stream, a file that stays unreadable: raise, or skip it with a warning", "raise")
     streams: int = option("mode=stream: sequences read side by side, shared out among devices and workers", 64)
     workers: int = option("processes that tokenise ahead of need; 0: in the trainer's process", 0, free=True)
 

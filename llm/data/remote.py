@@ -7,7 +7,10 @@ import logging
 import random
 import re
 import time
+from http.client import HTTPException
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from llm.errors import UserError
 
@@ -16,7 +19,7 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 10  # of one range: about two minutes with the waits below
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds before the second attempt, doubled each time up to the longest
 TIMEOUT = 30.0  # seconds without a byte
-BLOCK = 4 << 20  # bytes fetched at a time when less is asked for
+BLOCK = 8 << 20  # bytes fetched at a time when less is asked for
 RETRIED = {408, 425, 429, 500, 502, 503, 504}
 REFUSED = {401: "access needs a login (hf auth login)", 403: "access is refused (gated?)", 404: "there is no such file"}
 
@@ -103,30 +106,26 @@ class _Passing(Exception):
 
 
 def _fetch_once(url: str, start: int, end: int) -> tuple[bytes, int]:
-    from huggingface_hub.utils import build_hf_headers, get_session
-
-    session = get_session()
-    headers = {**(build_hf_headers() if _of_hub(url) else {}), "Range": f"bytes={start}-{end - 1}"}
-    headers["Accept-Encoding"] = "identity"
+    request = Request(url, headers={"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"})
+    for name, value in _login(url).items():
+        request.add_unredirected_header(name, value)  # the hub redirects to other servers, which must not see it
     try:
-        response = session.get(url, headers=headers, timeout=TIMEOUT, follow_redirects=True)
-    except Exception as error:  # what a client raises for a broken connection differs between its versions
-        if isinstance(error, (TypeError, ValueError)):
-            raise
+        with urlopen(request, timeout=TIMEOUT) as response:
+            return _checked(url, response.status, response.headers, response.read(), start, end)
+    except HTTPError as error:
+        if error.code in RETRIED:
+            raise _Passing(f"HTTP {error.code}", _seconds(error.headers.get("Retry-After", ""))) from error
+        why = REFUSED.get(error.code, "the server refuses")
+        raise UserError(f"{url}: {why} (HTTP {error.code}).") from error
+    except (OSError, HTTPException) as error:
         raise _Passing(f"{type(error).__name__}: {error}") from error
-    return _checked(url, response, start, end)
 
 
-def _checked(url: str, response: Any, start: int, end: int) -> tuple[bytes, int]:
-    """The answer's bytes and the file's size, or the failure it tells of."""
-    status = response.status_code
-    if status in RETRIED:
-        raise _Passing(f"HTTP {status}", _seconds(response.headers.get("Retry-After", "")))
+def _checked(url: str, status: int, headers: Any, content: bytes, start: int, end: int) -> tuple[bytes, int]:
+    """The answer's bytes and the file's size, if it is the range asked for and whole."""
     if status != 206:
-        why = REFUSED.get(status, "the server does not serve ranges" if status == 200 else "the server refuses")
-        raise UserError(f"{url}: {why} (HTTP {status}).")
-    size = int(re.fullmatch(r"bytes \d+-\d+/(\d+)", response.headers["Content-Range"])[1])
-    content = response.content
+        raise UserError(f"{url}: the server does not serve ranges of files (HTTP {status}): download the file.")
+    size = int(re.fullmatch(r"bytes \d+-\d+/(\d+)", headers["Content-Range"])[1])
     if len(content) != min(end, size) - start:
         raise _Passing(f"{len(content):,} bytes of {min(end, size) - start:,}")
     return content, size
@@ -136,8 +135,10 @@ def _seconds(retry_after: str) -> float:
     return min(float(retry_after), 300.0) if retry_after.isdigit() else 0.0
 
 
-def _of_hub(url: str) -> bool:
-    """The login goes to the hub alone."""
+def _login(url: str) -> dict[str, str]:
+    """The header that proves who asks, for URLs of the hub alone."""
     from huggingface_hub.constants import ENDPOINT
+    from huggingface_hub.utils import build_hf_headers
 
-    return url.startswith(f"{ENDPOINT}/")
+    headers = build_hf_headers() if url.startswith(f"{ENDPOINT}/") else {}
+    return {name: value for name, value in headers.items() if name.lower() == "authorization"}

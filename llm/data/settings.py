@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from llm.config import DataConfig
 
-CHOICES = {"mode": ("auto", "memory", "stream", "prepared"), "packing": ("cut", "fit")}
+CHOICES = {"mode": ("auto", "memory", "stream", "prepared"), "packing": ("cut", "fit"), "unreadable": ("raise", "skip")}
 AT_LEAST = {"memory_mb": 0, "validation_tokens": 2, "streams": 1, "workers": 0}
 
 

@@ -94,12 +94,16 @@ class Corpus:
             self._order = epoch, permutation(len(self.units), derive_key(self.seed, "units", epoch))
         return self._order[1]
 
-    @staticmethod
-    def _parts(shard: Shard, wanted: int) -> int:
+    def _parts(self, shard: Shard, wanted: int) -> int:
         """How many units the shard makes."""
         if wanted <= 1:
             return 1
-        return min(wanted, shard.n_blocks() or SEQUENTIAL_PARTS)
+        try:
+            return min(wanted, shard.n_blocks() or SEQUENTIAL_PARTS)
+        except UserError:
+            if not self.skip_unreadable:
+                raise
+            return 1
 
 
 class CutLane:

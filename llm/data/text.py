@@ -50,7 +50,14 @@ class TextSource:
             documents = outside(config.held_out, documents_of(shards))
             store = _into_memory(config.name, encoder.stream(documents))
             return StoredRows(config.name, store, context, seed=config.seed, separate=config.separate)
-        corpus = Corpus(shards, encoder, config.seed, config.held_out, max_streams=config.streams)
+        corpus = Corpus(
+            shards,
+            encoder,
+            config.seed,
+            config.held_out,
+            skip_unreadable=config.unreadable == "skip",
+            max_streams=config.streams,
+        )
         packing = {"packing": config.packing, "separate": config.separate}
         return StreamedRows(config.name, corpus, context, identity=self.identity(), **packing)
 
