@@ -71,30 +71,36 @@ def _levels(chunk: int) -> list[int]:
     return [1 << i for i in range(chunk.bit_length() - 1)]
 
 
-def decayed_scores(x: Tensor, y: Tensor, G: Tensor) -> Tensor:
+def rounded(x: Tensor, operand: torch.dtype) -> Tensor:
+    """x rounded to the dtype that a matrix unit would read; the product itself still accumulates in x's dtype."""
+    return x.to(operand).to(x.dtype)
+
+
+def decayed_scores(x: Tensor, y: Tensor, G: Tensor, operand: torch.dtype) -> Tensor:
     """A[r, s] = sum_c x[r, c] y[s, c] exp(G[r, c] - G[s, c]) for s <= r, else 0: [..., C, J] -> [..., C, C].
 
     By halving: rows of the later half against those of the earlier half are one product, whose reference is the gate
-    at the corner between them; the two halves are problems of the same kind.
+    at the corner between them; the two halves are problems of the same kind. Operands are rounded to `operand`.
     """
     blocks = (x * y).sum(-1)[..., None, None]  # [..., C, 1, 1]: the diagonal
     for half in _levels(x.shape[-2]):
         by_col, by_row = _factors(G, half)
-        square = (_halves(x, half)[1] * by_row) @ (_halves(y, half)[0] * by_col).mT
+        rows, columns = _halves(x, half)[1] * by_row, _halves(y, half)[0] * by_col
+        square = rounded(rows, operand) @ rounded(columns, operand).mT
         top, bottom = blocks[..., 0::2, :, :], blocks[..., 1::2, :, :]
         upper = torch.cat([top, torch.zeros_like(top)], dim=-1)
         blocks = torch.cat([upper, torch.cat([square, bottom], dim=-1)], dim=-2)
     return blocks.squeeze(-3)
 
 
-def decayed_apply(A: Tensor, y: Tensor, G: Tensor) -> Tensor:
+def decayed_apply(A: Tensor, y: Tensor, G: Tensor, operand: torch.dtype) -> Tensor:
     """sum over s <= r of A[r, s] y[s, c] exp(G[r, c] - G[s, c]): A [..., C, C], y and G [..., C, J] -> [..., C, J]."""
     out = A.diagonal(dim1=-2, dim2=-1)[..., None] * y
     for half in _levels(y.shape[-2]):
         by_col, by_row = _factors(G, half)
         blocks = A.unflatten(-1, (-1, 2, half)).unflatten(-4, (-1, 2, half))  # [..., m, 2, half, m, 2, half]
         square = blocks[..., 1, :, :, 0, :].diagonal(dim1=-4, dim2=-2).movedim(-1, -3)  # [..., m, half, half]
-        later = by_row * (square @ (_halves(y, half)[0] * by_col))
+        later = by_row * (rounded(square, operand) @ rounded(_halves(y, half)[0] * by_col, operand))
         out = out + torch.stack([torch.zeros_like(later), later], dim=-3).flatten(-4, -2)
     return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from mixer_kernels.common.arguments import (
@@ -18,6 +19,8 @@ from mixer_kernels.dispatch import choose
 from mixer_kernels.linear_attention import reference
 from mixer_kernels.linear_attention.chunked import chunked
 from mixer_kernels.segments import Segments
+
+TRITON_KEY_DIMS = (16, 32, 64, 128, 256)
 
 
 def linear_attention(
@@ -51,8 +54,14 @@ def linear_attention(
     with autocast_off(q):
         g, gv = _gates(g, gv, v)
         state = resolve_state(initial_state, (batch, v.shape[2], key_dim, v.shape[3]), v, "initial_state")
-        run = {"chunked": chunked, "reference": reference.recurrence}[choose(impl, q, "linear_attention")]
-        return run(q, k, v, g, gv, row_start, state, key_dim**-0.5 if scale is None else scale, exclusive)
+        scale = key_dim**-0.5 if scale is None else scale
+        chosen = choose(impl, q, "linear_attention", lacks=_lacks(v, key_dim, gv, exclusive))
+        if chosen == "triton":
+            from mixer_kernels.linear_attention.autograd import linear_attention_triton
+
+            return linear_attention_triton(q, k, v, g, row_start, state, scale)
+        run = chunked if chosen == "chunked" else reference.recurrence
+        return run(q, k, v, g, gv, row_start, state, scale, exclusive)
 
 
 def linear_attention_step(
@@ -74,14 +83,32 @@ def linear_attention_step(
     _validate(q, k, v, g, gv, ("B",))
     q, k, v = autocast_inputs(q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    choose(impl, q, "linear_attention")
     with autocast_off(q):
         g, gv = _gates(g, gv, v)
         state = resolve_state(state, (q.shape[0], v.shape[1], q.shape[2], v.shape[2]), v, "state")
+        lacks = _lacks(v, q.shape[2], gv, exclusive)
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, gv, state)):
+            lacks = lacks or "inputs that require gradients (a step)"
+        if choose(impl, q, "linear_attention", lacks) == "triton":
+            from mixer_kernels.linear_attention.step import step_triton
+
+            return step_triton(q, k, v, g, state, scale)
         groups = v.shape[1] // q.shape[1]
         q_wide, k_wide = (x.to(state.dtype).repeat_interleave(groups, dim=1) for x in (q, k))  # [B, HV, K]
         o, state = reference.step(q_wide, k_wide, v.to(state.dtype), g, gv, state, scale, exclusive)
         return o.to(v.dtype), state
+
+
+def _lacks(v: Tensor, key_dim: int, gv: Tensor | None, exclusive: bool) -> str:
+    """What the Triton kernels do not take; "" if they take these inputs."""
+    found = {
+        "gv": gv is not None,
+        "exclusive=True": exclusive,
+        "float64": v.dtype == torch.float64,
+        f"K = {key_dim} (only {', '.join(map(str, TRITON_KEY_DIMS))})": key_dim not in TRITON_KEY_DIMS,
+        f"V = {v.shape[-1]} (only multiples of 16)": v.shape[-1] % 16 > 0,
+    }
+    return ", ".join(what for what, missing in found.items() if missing)
 
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, lead: tuple[str, ...]) -> None:

@@ -1,7 +1,8 @@
 """The chunkwise form in plain torch: matmuls over chunks of 64 rows and a scan over chunks.
 
-What runs on CPUs, what the kernels can be read against, and in fp64 the oracle for long rows. Products accumulate in
-fp32 (fp64 for fp64 inputs); gradients are torch's.
+What runs on CPUs, what the kernels can be read against, and in fp64 the oracle for long rows. As in the kernels,
+operands of products are rounded to the inputs' dtype and products accumulate in fp32 (fp64 for fp64 inputs): the error
+of this form is the yardstick for theirs. Gradients are torch's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from mixer_kernels.common.chunks import (
     decayed_apply,
     decayed_scores,
     from_chunks,
+    rounded,
     scan_states,
     to_chunks,
 )
@@ -34,27 +36,29 @@ def chunked(
     exclusive: bool,
 ) -> tuple[Tensor, Tensor]:
     """q, k [B, T, H, K], v [B, T, HV, V], g [B, T, HV, K or 1], gv [B, T, HV, V] -> o in v's dtype, final state."""
-    dtype, tokens, groups = initial_state.dtype, v.shape[1], v.shape[2] // q.shape[2]
-    q, k, v_c = (to_chunks(x.to(dtype), CHUNK) for x in (q, k, v))
+    operand, dtype, tokens, groups = v.dtype, initial_state.dtype, v.shape[1], v.shape[2] // q.shape[2]
+    q, k, v = (to_chunks(x.to(dtype), CHUNK) for x in (q, k, v))
     if groups > 1:
         q, k = (x.repeat_interleave(groups, dim=1) for x in (q, k))
     G, Gv = (None if x is None else to_chunks(x, CHUNK).cumsum(dim=-2) for x in (g, gv))
     masks = chunk_masks(row_start, CHUNK, exclusive=exclusive)
 
-    A = _scores(q, k, G, masks)
-    inside = A @ v_c if Gv is None else decayed_apply(A, v_c, Gv)
-    k_left, v_left = _decay_to_end(k, G).masked_fill(~masks.writes, 0.0), _decay_to_end(v_c, Gv)
-    entering, final = scan_states(_through(G, Gv, masks, dtype), k_left.mT @ v_left, initial_state)
-    from_before = _decay_from_start(_decay_from_start(q, G).masked_fill(~masks.reads, 0.0) @ entering, Gv)
-    return from_chunks(scale * (inside + from_before), tokens).to(v.dtype), final
+    A = scale * _scores(q, k, G, masks, operand)
+    inside = rounded(A, operand) @ v if Gv is None else decayed_apply(A, v, Gv, operand)
+    k_left = rounded(_decay_to_end(k, G).masked_fill(~masks.writes, 0.0), operand)
+    made = k_left.mT @ rounded(_decay_to_end(v, Gv), operand)
+    entering, final = scan_states(_through(G, Gv, masks, dtype), made, initial_state)
+    q_read = rounded(scale * _decay_from_start(q, G).masked_fill(~masks.reads, 0.0), operand)
+    from_before = _decay_from_start(q_read @ rounded(entering, operand), Gv)
+    return from_chunks(inside + from_before, tokens).to(operand), final
 
 
-def _scores(q: Tensor, k: Tensor, G: Tensor | None, masks: ChunkMasks) -> Tensor:
+def _scores(q: Tensor, k: Tensor, G: Tensor | None, masks: ChunkMasks, operand: torch.dtype) -> Tensor:
     """What row r reads of row s's write: q[r] . k[s] under the decay between them, 0 where unseen. [B, H, N, C, C]."""
     if G is None:
         return (q @ k.mT).masked_fill(~masks.sees, 0.0)
     if G.shape[-1] > 1:
-        return decayed_scores(q, k, G).masked_fill(~masks.sees, 0.0)
+        return decayed_scores(q, k, G, operand).masked_fill(~masks.sees, 0.0)
     between = (G - G.mT).masked_fill(~masks.sees, -torch.inf)  # masked before exp: above the diagonal it would overflow
     return (q @ k.mT) * between.exp()
 

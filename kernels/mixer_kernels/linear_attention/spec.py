@@ -66,6 +66,10 @@ def _cases() -> tuple[Case, ...]:
             replace(case, name=f"{case.name}, one-token documents", tokens=70, documents="single"),
             replace(case, name=f"{case.name}, grouped heads", heads=1, value_heads=2, tokens=100, documents="many"),
             replace(case, name=f"{case.name}, small heads", key_dim=16, value_dim=16, documents="many"),
+            *(
+                replace(case, name=f"{case.name}, K {k}", key_dim=k, value_dim=64, tokens=130, documents="many")
+                for k in (64, 128, 256)
+            ),
             replace(case, name=f"{case.name}, wide values", key_dim=16, value_dim=48, heads=1, continued=True),
             replace(case, name=f"{case.name}, identical keys", stress="keys identical"),
             replace(case, name=f"{case.name}, exclusive", tokens=100, documents="many", options={"exclusive": True}),
