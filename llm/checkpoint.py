@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from llm.config import CheckpointConfig
 from llm.durable import TEMPORARY, sha256, sync, write_file
 from llm.errors import UserError
 
@@ -41,12 +42,16 @@ class DamagedCheckpoint(Exception):
 
 @dataclass
 class Snapshot:
-    """What a checkpoint holds: tensors on the CPU by group and name, and JSON data."""
+    """What a checkpoint holds: tensors on the CPU by group and name, and JSON data.
+
+    The tensors may still be on their way from a GPU: they are there after `wait`.
+    """
 
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     rng: dict[str, Tensor]
     state: dict[str, Any]
+    wait: Callable[[], None] = lambda: None
 
     @property
     def step(self) -> int:
@@ -70,8 +75,8 @@ class Checkpoints:
         names = (re.fullmatch(r"step_(\d{8,})", p.name) for p in self.folder.glob("step_*"))
         return sorted(int(match[1]) for match in names if match)
 
-    def save(self, snapshot: Snapshot, *, keep: int) -> Path:
-        """Write a checkpoint durably, verify it, and only then drop all but the newest `keep`.
+    def save(self, snapshot: Snapshot, config: CheckpointConfig) -> Path:
+        """Write a checkpoint durably, verify it, and only then drop those that `config` does not keep.
 
         Raises OSError (disk full, folder gone) or DamagedCheckpoint; earlier checkpoints are untouched then.
         """
@@ -85,13 +90,31 @@ class Checkpoints:
         finally:
             shutil.rmtree(aside, ignore_errors=True)
         verify(final)
-        self.prune(keep, newest=snapshot.step)
+        self.prune(config, newest=snapshot.step)
         return final
 
-    def prune(self, keep: int, *, newest: int) -> None:
-        """Drop checkpoints up to step `newest`, which has to be known good, but for the last `keep`."""
-        for step in [s for s in self.steps() if s <= newest][: -max(1, keep)]:
-            _discard(self.path(step))
+    def prune(self, config: CheckpointConfig, *, newest: int) -> None:
+        """Drop checkpoints up to step `newest`, which has to be known good, but for those that `config` keeps."""
+        steps = [step for step in self.steps() if step <= newest]
+        kept = set(steps[-max(1, config.keep) :])
+        if config.keep_every:
+            kept |= {step for step in steps if step % config.keep_every == 0}
+        if config.keep_best:
+            kept |= self.best(steps)
+        for step in steps:
+            if step not in kept:
+                _discard(self.path(step))
+
+    def best(self, steps: list[int]) -> set[int]:
+        """The one of `steps` with the lowest validation loss, if any was measured there."""
+        losses = {}
+        for step in steps:
+            try:
+                losses[step] = read_manifest(self.path(step))["val_loss"]
+            except DamagedCheckpoint:
+                continue
+        measured = [step for step, loss in losses.items() if loss is not None]
+        return {min(measured, key=losses.__getitem__)} if measured else set()
 
     def remove_leftovers(self) -> None:
         """Drop what a crash in the middle of writing left. Only for the holder of the run's lock."""
@@ -126,7 +149,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, part_bytes: int = PART_BY
             _save_tensors(tensors, folder / name)
     write_file(folder / "state.json", json.dumps(snapshot.state, indent=1).encode())
     files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in sorted(folder.iterdir())}
-    manifest = {"format": FORMAT, "step": snapshot.step, "files": files}
+    manifest = {"format": FORMAT, "step": snapshot.step, "val_loss": snapshot.state.get("val_loss"), "files": files}
     write_file(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
     sync(folder)
 
@@ -157,7 +180,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint. DamagedCheckpoint unless it is well formed and names plain files only."""
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
-        version = manifest["format"]
+        version, _ = manifest["format"], manifest["val_loss"]
         names = [name for name, stated in manifest["files"].items() if (stated["bytes"], stated["sha256"])]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{folder}: manifest.json is missing or unreadable") from error

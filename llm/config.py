@@ -114,6 +114,9 @@ class CheckpointConfig:
 
     every: int = option("steps between checkpoints; 0: only at the end or when stopped", 500, free=True)
     keep: int = option("newest checkpoints that are kept", 2, free=True)
+    keep_every: int = option("checkpoints of every so many steps are kept for good; 0: none", 0, free=True)
+    keep_best: bool = option("keep the checkpoint with the lowest validation loss", False, free=True)
+    background: bool = option("write checkpoints while training goes on", True, free=True)
 
 
 @dataclass

@@ -53,8 +53,10 @@ class Loggers(Logger):
     def __init__(self, loggers: Iterable[Logger]) -> None:
         self.loggers = list(loggers)
         self.failures: dict[Logger, int] = {}
+        self.started = False
 
     def start(self, **run: Any) -> None:
+        self.started = True
         self._each(lambda logger: logger.start(**run))
 
     def advance(self, step: int) -> None:
@@ -67,7 +69,8 @@ class Loggers(Logger):
         self._each(lambda logger: logger.flush())
 
     def close(self) -> None:
-        self._each(lambda logger: logger.close())
+        if self.started:
+            self._each(lambda logger: logger.close())
 
     def _each(self, call: Callable[[Logger], None]) -> None:
         for logger in list(self.loggers):

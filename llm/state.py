@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ class TrainState:
     window    sums for the next line of metrics
     reported  whether this step's line of metrics is written; False when a stop came during its evaluation
     latest    the newest value of everything that was logged
+    val_loss  the validation loss at this very step, where it was measured
     """
 
     model: nn.Module
@@ -37,11 +40,17 @@ class TrainState:
     window: LossWindow = field(default_factory=LossWindow)
     reported: bool = True
     latest: dict[str, float] = field(default_factory=dict)
+    val_loss: float | None = None
+
+    def __post_init__(self) -> None:
+        self.copies = CopyStream(torch.device(self.window.device))
 
     def capture(self, rng_by_rank: list[dict[str, Tensor]], *, keep: bool = True) -> Snapshot:
         """A copy of the whole state on the CPU. `rng_by_rank` comes from `rng_tensors`.
 
         Sharded tensors are gathered, so every rank has to call it; one with `keep` false gets no model and optimizer.
+        From a GPU the copy goes on beside what the GPU does next: call
+        `copies.before_update` before the weights change.
         """
         rng = {f"rank{r}.{name}": tensor for r, tensors in enumerate(rng_by_rank) for name, tensor in tensors.items()}
         state = {
@@ -51,10 +60,13 @@ class TrainState:
             "window": self.window.state_dict(),
             "reported": self.reported,
             "latest": self.latest,
+            "val_loss": self.val_loss,
             "world_size": len(rng_by_rank),
         }
-        optimizer = optimizer_tensors(self.optimizer, self.model)
-        return Snapshot(_copies(model_tensors(self.model), keep), _copies(optimizer, keep), rng, state)
+        with self.copies.beside_training():
+            model = _copies(model_tensors(self.model), keep)
+            optimizer = _copies(optimizer_tensors(self.optimizer, self.model), keep)
+        return Snapshot(model, optimizer, rng, state, wait=self.copies.done())
 
     def restore(self, snapshot: Snapshot, rank: int) -> None:
         """Become what `capture` saw. UserError where model and checkpoint do not fit.
@@ -65,12 +77,41 @@ class TrainState:
         load_optimizer_tensors(self.optimizer, self.model, snapshot.optimizer)
         self.step, self.tokens = snapshot.state["step"], snapshot.state["tokens"]
         self.data, self.reported = snapshot.state["data"], snapshot.state["reported"]
-        self.latest = snapshot.state["latest"]
+        self.latest, self.val_loss = snapshot.state["latest"], snapshot.state["val_loss"]
         self.window.load_state_dict(snapshot.state["window"])
         prefix = f"rank{rank}."
         mine = {k.removeprefix(prefix): tensor for k, tensor in snapshot.rng.items() if k.startswith(prefix)}
         if mine:
             set_rng_tensors(mine)
+
+
+class CopyStream:
+    """Copies from a GPU that go on beside the next forward pass; on a CPU they are done at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.event: torch.cuda.Event | None = None
+
+    @contextmanager
+    def beside_training(self) -> Iterator[None]:
+        """Within it, copies are queued behind the work that there is, and before none that comes."""
+        if self.stream is None:
+            yield
+            return
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            yield
+        self.event = self.stream.record_event()
+
+    def before_update(self) -> None:
+        """Let the device (the host does not stop) wait for the copies before it changes what is copied."""
+        if self.event is not None:
+            torch.cuda.current_stream().wait_event(self.event)
+            self.event = None
+
+    def done(self) -> Callable[[], None]:
+        """A function that returns when the copies begun so far are there."""
+        return self.event.synchronize if self.event is not None else lambda: None
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -118,7 +159,7 @@ def _copies(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if keep:
-            copies[name] = whole.detach().to("cpu", copy=True)
+            copies[name] = whole.detach().to("cpu", copy=True, non_blocking=True)
     return copies
 
 

@@ -28,7 +28,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from llm.checkpoint import DamagedCheckpoint, load_checkpoint
+from llm.checkpoint import load_checkpoint
 from llm.config import TrainConfig
 from llm.data import HeldOutRows, Loader, Rows, batches, merge_states, validation_batches
 from llm.data.batch import IGNORED, Batch
@@ -39,11 +39,13 @@ from llm.metrics import TRAINING_FLOPS, Clock, LossWindow, Throughput, peak_memo
 from llm.optim import set_learning_rate
 from llm.parallel import Agreement
 from llm.runfolder import RunFolder, plain_config
+from llm.saving import Saver
 from llm.schedules import build_schedule, total_steps
 from llm.state import TrainState, load_initial_weights, rng_tensors, seed_everything
 from llm.stopping import Outcome, StopSignals, WallTime
 
 TIMINGS = ("tokens_per_second", "mfu", "eta_seconds", "memory_gib")  # these differ from start to start
+SAVE_ATTEMPTS = 3  # at the end of a run
 
 
 class NonFiniteError(UserError):
@@ -110,7 +112,7 @@ class Trainer:
         self.objective = accelerator.prepare_model(NextTokenLoss(model))
         self.state = TrainState(model, optimizer, window=LossWindow(self.device))
         self.batches: Loader | None = None
-        self.saved_step: int | None = None
+        self.saver = Saver(run.checkpoints, config.checkpoint)
         self.first_bad = torch.zeros((), dtype=torch.int64, device=self.device)
 
         self.clock = Clock(self.device)
@@ -133,11 +135,10 @@ class Trainer:
                         self.report()
                     if self._due(self.config.checkpoint.every):
                         self.save()
-                if self.saved_step != self.state.step:
-                    self.save()
-                if self.saved_step != self.state.step:
+                if not self._finish_saving():
                     outcome = Outcome.UNSAVED
             finally:
+                self.saver.wait()
                 if self.batches is not None:
                     self.batches.close()
                 self.loggers.close()
@@ -155,6 +156,7 @@ class Trainer:
         loss = self._total(loss)
         grad_norm = self._clip()
         set_learning_rate(self.state.optimizer, self.schedule(self.state.step))
+        self.state.copies.before_update()
         self.state.optimizer.step()
         self.state.optimizer.zero_grad(set_to_none=True)
         self._advance(micro_batches, loss, counted, grad_norm)
@@ -182,6 +184,7 @@ class Trainer:
         """Count the step. Nothing here waits for the device."""
         state = self.state
         state.step += 1
+        state.val_loss = None
         state.tokens += self.config.batch_tokens
         self.data_state = micro_batches[-1].state
         state.window.add(steps=torch.ones(()), loss=loss, counted=counted, grad_norm=grad_norm)
@@ -208,7 +211,7 @@ class Trainer:
                 return
         if state.step == 1 or self._due(self.config.log_every):
             values = self._training_values() | values
-        state.reported = True
+        state.reported, state.val_loss = True, values.get("val_loss")
         if values:
             state.latest |= {name: value for name, value in values.items() if name not in TIMINGS}
             self.loggers.log(state.step, values)
@@ -252,28 +255,27 @@ class Trainer:
         return cross_entropy / max(1, counted)
 
     def save(self) -> None:
-        """Write a checkpoint. When the disk refuses it, say so loudly and train on: the next one may succeed."""
+        """Start to write a checkpoint. A disk that refuses it does not stop training: the next one may succeed."""
         self._check_finite()
         with self._timed(), self.clock.paused():
             self.loggers.flush()
-            failed = not self._write_checkpoint()
-        # every rank has to know, or they would not save again together
-        if not self.agreement.greatest(failed):
-            self.saved_step = self.state.step
-
-    def _write_checkpoint(self) -> bool:
-        main = self.accelerator.is_main_process
-        ranks = gather_object([(rng_tensors(), self.data_state)])
-        if self.state.step:
-            self.state.data = merge_states([data for _, data in ranks])
-        snapshot = self.state.capture([rng for rng, _ in ranks], keep=main)
-        try:
+            ranks = gather_object([(rng_tensors(), self.data_state)])
+            if self.state.step:
+                self.state.data = merge_states([data for _, data in ranks])
+            main = self.accelerator.is_main_process
+            snapshot = self.state.capture([rng for rng, _ in ranks], keep=main)
             if main:
-                self.run.checkpoints.save(snapshot, keep=self.config.checkpoint.keep)
-        except (OSError, DamagedCheckpoint) as error:
-            print(f"WARNING: step {self.state.step} could not be saved: {error}", file=sys.stderr, flush=True)
-            return False
-        return True
+                self.saver.start(snapshot)
+
+    def _finish_saving(self) -> bool:
+        """Is this step durable? Tries to make it so where it is not yet; all ranks get the same answer."""
+        for _ in range(SAVE_ATTEMPTS):
+            self.saver.wait()
+            missing = self.accelerator.is_main_process and self.saver.saved_step != self.state.step
+            if not self.agreement.greatest(missing):
+                return True
+            self.save()
+        return False
 
     def _resume(self) -> None:
         """Go on from the newest good checkpoint, which the main process chooses; else start, maybe from `init_from`."""
@@ -283,7 +285,7 @@ class Trainer:
         if step is not None:
             snapshot = snapshot or load_checkpoint(self.run.checkpoints.path(step))
             self.state.restore(snapshot, self.rank)
-            self.saved_step = step
+            self.saver.saved_step = step
             self._announce_resume(snapshot.state["world_size"])
         elif self.config.init_from:
             load_initial_weights(self.model, self.config.init_from)
@@ -327,10 +329,11 @@ class Trainer:
     def _check_finite(self) -> None:
         bad = self.first_bad.item()
         if bad:
+            self.saver.wait()
             raise NonFiniteError(
                 f"the loss or the gradient of step {bad} is not finite (on_nonfinite={self.config.on_nonfinite}). "
-                f"The newest checkpoint is step {self.saved_step}. Lower optim.lr, lengthen schedule.warmup, or look "
-                "at the data of that step."
+                f"The newest checkpoint is step {self.saver.saved_step}. Lower optim.lr, lengthen schedule.warmup, or "
+                "look at the data of that step."
             )
 
     def _due(self, every: int) -> bool:

@@ -19,26 +19,27 @@ from torch import nn
 from llm import checkpoint as module
 from llm.checkpoint import Checkpoints, DamagedCheckpoint, Snapshot, load_checkpoint, load_weights, verify
 from llm.compose import compose
+from llm.config import CheckpointConfig
 from llm.errors import UserError
 from llm.runfolder import RunFolder, read_config
 from llm.runlock import LOCK_FILE, RunLock
 from llm.state import TrainState, load_initial_weights, load_model_tensors, model_tensors, rng_tensors
 
 
-def snapshot(step, *, value=None):
-    fill = float(step if value is None else value)
+def snapshot(step, *, val_loss=None):
+    fill = float(step)
     return Snapshot(
         model={f"layers.{i}.weight": torch.full((4, 4), fill + i) for i in range(3)},
         optimizer={"exp_avg/layers.0.weight": torch.full((4, 4), fill)},
         rng={"rank0.torch": torch.get_rng_state()},
-        state={"step": step, "tokens": step * 100, "data": {"row": step}},
+        state={"step": step, "tokens": step * 100, "data": {"row": step}, "val_loss": val_loss},
     )
 
 
 def save(run_dir, *steps, keep=10):
     checkpoints = Checkpoints(run_dir)
     for step in steps:
-        checkpoints.save(snapshot(step), keep=keep)
+        checkpoints.save(snapshot(step), CheckpointConfig(keep=keep))
     return checkpoints
 
 
@@ -55,7 +56,7 @@ def test_round_trip_and_the_newest_is_loaded(tmp_path):
 
 def test_whole_tensors_are_spread_over_parts(tmp_path):
     checkpoints = Checkpoints(tmp_path, part_bytes=100)
-    path = checkpoints.save(snapshot(1), keep=1)
+    path = checkpoints.save(snapshot(1), CheckpointConfig(keep=1))
     assert sorted(p.name for p in path.glob("model*")) == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
     assert set(load_file(path / "model-00002-of-00003.safetensors")) == {"layers.1.weight"}
     assert checkpoints.load_newest().model.keys() == snapshot(1).model.keys()
@@ -63,6 +64,14 @@ def test_whole_tensors_are_spread_over_parts(tmp_path):
 
 def test_only_the_newest_are_kept(tmp_path):
     assert save(tmp_path, 1, 2, 3, 4, keep=2).steps() == [3, 4]
+
+
+def test_every_nth_and_the_best_are_kept_too(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    config = CheckpointConfig(keep=1, keep_every=4, keep_best=True)
+    for step, val_loss in enumerate([9.0, 3.0, None, 5.0, 4.0, None, 3.5], 1):
+        checkpoints.save(snapshot(step, val_loss=val_loss), config)
+    assert checkpoints.steps() == [2, 4, 7]
 
 
 def flip(path):
@@ -96,7 +105,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys, damage)
 def test_a_damaged_checkpoint_is_replaced_when_its_step_comes_again(tmp_path):
     checkpoints = save(tmp_path, 5, 10)
     flip(checkpoints.path(10) / "model.safetensors")
-    checkpoints.save(snapshot(10), keep=2)
+    checkpoints.save(snapshot(10), CheckpointConfig(keep=2))
     assert checkpoints.load_newest().step == 10
 
 
@@ -126,7 +135,7 @@ def test_a_full_disk_costs_no_earlier_checkpoint(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "write_file", full)
     with pytest.raises(OSError, match="No space"):
-        checkpoints.save(snapshot(3), keep=1)
+        checkpoints.save(snapshot(3), CheckpointConfig(keep=1))
     assert checkpoints.steps() == [1, 2]
     assert not list(checkpoints.folder.glob(".tmp-*"))
     assert checkpoints.load_newest().step == 2
@@ -140,7 +149,7 @@ def test_nothing_is_pruned_before_the_newer_one_verifies(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "verify", bad_disk)
     with pytest.raises(DamagedCheckpoint):
-        checkpoints.save(snapshot(2), keep=1)
+        checkpoints.save(snapshot(2), CheckpointConfig(keep=1))
     monkeypatch.undo()
     assert checkpoints.steps() == [1, 2]
 
@@ -173,14 +182,15 @@ def test_a_kill_while_saving_leaves_a_good_checkpoint(tmp_path, point, call):
         {KILLED_WHILE[point]} = killer
         tensors = {{"w": torch.ones(4)}}
         shot = module.Snapshot(tensors, tensors, tensors, {{"step": 2}})
-        module.Checkpoints(Path({str(tmp_path)!r})).save(shot, keep=1)
+        from llm.config import CheckpointConfig
+        module.Checkpoints(Path({str(tmp_path)!r})).save(shot, CheckpointConfig(keep=1))
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=60)
     assert done.returncode == -signal.SIGKILL
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.load_newest().step in (1, 2)
     assert all(verify(checkpoints.path(step)) for step in checkpoints.steps())
-    checkpoints.save(snapshot(3), keep=1)
+    checkpoints.save(snapshot(3), CheckpointConfig(keep=1))
     assert [p.name for p in checkpoints.folder.iterdir()] == ["step_00000003"]
 
 
@@ -222,7 +232,7 @@ def take_steps(state, steps):
 def test_state_goes_on_bit_for_bit_with_random_numbers_and_window(tmp_path):
     state = tied_state(0)
     take_steps(state, 3)
-    Checkpoints(tmp_path).save(state.capture([rng_tensors()]), keep=1)
+    Checkpoints(tmp_path).save(state.capture([rng_tensors()]), CheckpointConfig(keep=1))
     take_steps(state, 2)
 
     other = tied_state(1)
@@ -263,7 +273,7 @@ def test_a_model_that_does_not_fit_is_named():
 def test_initial_weights_of_another_run(tmp_path):
     state = tied_state(0)
     for _ in range(2):
-        Checkpoints(tmp_path).save(state.capture([rng_tensors()]), keep=2)
+        Checkpoints(tmp_path).save(state.capture([rng_tensors()]), CheckpointConfig(keep=2))
         take_steps(state, 1)
     fresh = tied_state(1).model
     load_initial_weights(fresh, f"{tmp_path}@1")

@@ -283,11 +283,11 @@ def test_a_disk_that_refuses_a_checkpoint_does_not_stop_training(words, tmp_path
     trainer = make_trainer(words("run"))
     original, refused = Checkpoints.save, []
 
-    def save(self, snapshot, *, keep):
+    def save(self, snapshot, config):
         if not refused:
             refused.append(snapshot.step)
             raise OSError(28, "No space left on device")
-        return original(self, snapshot, keep=keep)
+        return original(self, snapshot, config)
 
     monkeypatch.setattr(Checkpoints, "save", save)
     assert trainer.fit().outcome is Outcome.FINISHED
@@ -299,17 +299,18 @@ def test_a_disk_that_refuses_a_checkpoint_does_not_stop_training(words, tmp_path
 def test_a_run_whose_end_cannot_be_saved_says_so(words, monkeypatch):
     trainer = make_trainer(words("run"))
 
-    def save(self, snapshot, *, keep):
+    def save(self, snapshot, config):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Checkpoints, "save", save)
     assert trainer.fit().outcome.exit_code == 74
 
 
-def test_the_folder_is_free_again_whatever_happened(words, train):
+def test_the_folder_is_free_again_whatever_happened(words, train, capsys):
     trainer = make_trainer(words("run", f"init_from={words('nothing')[0][8:]}"))
     with pytest.raises(UserError, match="has no checkpoint"):
         trainer.fit()
+    assert "failed" not in capsys.readouterr().err, "nothing goes wrong on the way out"
     with pytest.raises(UserError, match="holds another run"):
         train("run")
 
