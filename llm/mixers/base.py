@@ -53,7 +53,11 @@ class TokenMixer(nn.Module):
         raise NotImplementedError
 
     def init_state(self, batch: int, max_context: int, device: torch.device | str, dtype: torch.dtype) -> MixerState:
-        """The state before the first token: tensors with the batch first; `max_context` bounds a growing cache."""
+        """The state before the first token: tensors with the batch first; `max_context` bounds a growing cache.
+
+        A cache for fewer tokens, as long as they are not exceeded, is the beginning of one for more, along whichever
+        axes grow: it is enlarged by padding with zeros (`llm/model/room.py`).
+        """
         raise NotImplementedError
 
     def state_bytes(self, context: int) -> int:

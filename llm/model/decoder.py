@@ -72,7 +72,7 @@ class Decoder(nn.Module):
         """
         if segments is None:
             segments = Segments.whole_rows(*tokens_BT.shape, tokens_BT.device, continued=state is not None)
-        x_BTD, new_state, aux = self.embeddings(tokens_BT), [], {}
+        x_BTD, new_state, aux = self._embed(tokens_BT), [], {}
         for i, layer in enumerate(self.layers):
             x_BTD, layer_state, layer_aux = layer(
                 x_BTD, segments, None if state is None else state[i], return_state=return_state
@@ -83,7 +83,7 @@ class Decoder(nn.Module):
 
     def step(self, tokens_B: Tensor, state: list[MixerState]) -> tuple[Tensor, list[MixerState]]:
         """One more token of each row: logits [B, W] in fp32 and the new state."""
-        x_BD, new_state = self.embeddings(tokens_B), []
+        x_BD, new_state = self._embed(tokens_B), []
         for layer, layer_state in zip(self.layers, state, strict=True):
             x_BD, layer_state = layer.step(x_BD, layer_state)
             new_state.append(layer_state)
@@ -120,3 +120,7 @@ class Decoder(nn.Module):
         self.norm.reset_parameters()
         for layer in self.layers:
             layer.reset_parameters(self.init_std)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """[..] -> [.., D]. The residual stream is fp32 or better even where the embedding is stored in 16 bits."""
+        return widen(self.embeddings(tokens))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
 from llm.build import build_mixer, build_model
+from llm.checkpoint import Snapshot, write_checkpoint
 from llm.compose import compose
 from llm.paths import configs_dir
+from llm.runfolder import RunFolder
+from llm.state import model_tensors
+from llm.tokenizer import load_tokenizer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -46,6 +51,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize(argument, values)
 
 
+@pytest.fixture(scope="session")
+def layouts() -> list[str]:
+    """All values of `layout`."""
+    return LAYOUTS
+
+
+@pytest.fixture(scope="session")
+def small() -> list[str]:
+    """Overrides that make a model small."""
+    return SMALL
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
@@ -76,5 +93,23 @@ def make_mixer(make_config):
         mixer = build_mixer(make_config(name, *(f"mixers.{name}.{s}" for s in settings)), name, 1)
         mixer.reset_parameters(0.2)
         return mixer.to(dtype)
+
+    return make
+
+
+@pytest.fixture
+def make_run(make_config, tmp_path):
+    """make_run(layout, *overrides, steps=): a run folder with checkpoints, whose weights are as initialised."""
+
+    def make(layout: str, *overrides: str, steps: tuple[int, ...] = (1,)) -> Path:
+        config = make_config(layout, "model.init_std=0.2", *overrides)
+        run = RunFolder.open(tmp_path / f"run_{layout}", config)
+        for step in steps:
+            config.seed = step
+            model = build_model(config, len(load_tokenizer(config.tokenizer.path)))
+            run.checkpoints.folder.mkdir(exist_ok=True)
+            write_checkpoint(run.checkpoints.path(step), Snapshot(model_tensors(model), {}, {}, {"step": step}))
+        run.close()
+        return run.path
 
     return make

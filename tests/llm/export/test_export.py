@@ -1,0 +1,158 @@
+"""Exports of every mixer and hybrid, loaded in one process that has torch and transformers alone."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from llm.build import build_model
+from llm.compose import compose
+from llm.errors import UserError
+from llm.export import export
+from llm.export.parity import check_exports
+from llm.export.write import write_export
+from llm.tokenizer import load_tokenizer
+
+# folder with another transformers to test: pip install --target FOLDER transformers==5.17.0
+OTHER_TRANSFORMERS = [path for path in [os.environ.get("MIXLAB_TEST_TRANSFORMERS")] if path]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _modules_cache(tmp_path_factory):
+    """The code of exports that tests load is copied to a folder of theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("modules")
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder))
+        patch.syspath_prepend(str(folder))
+        yield
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer("bundled:tokenizer")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory, tokenizer, layouts, small):
+    """Every layout's model and the folder of its export; the last one has untied embeddings."""
+    root, models = tmp_path_factory.mktemp("exports"), {}
+    for layout in layouts:
+        tied = f"model.tie_embeddings={str(layout != layouts[-1]).lower()}"
+        config = compose([f"mixer={layout}", *small, "model.init_std=0.2", tied])
+        models[layout] = build_model(config, len(tokenizer)).eval()
+        write_export(root / layout, models[layout], tokenizer, config)
+    return root, models
+
+
+@pytest.fixture(scope="module")
+def parities(exported, tokenizer):
+    root, models = exported
+    folders = {layout: root / layout for layout in models}
+    return check_exports(folders, models, tokenizer, lengths=(1, 65, 130), sys_path=OTHER_TRANSFORMERS)
+
+
+def load(folder: Path, **settings):
+    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **settings).eval()
+
+
+def test_computes_what_the_model_does(layout, parities):
+    parity = parities[layout]
+    assert parity.failures() == []
+    assert 0 < parity.own_error < 1e-5
+    assert parity.logits < 1e-5
+    assert parity.stepped < 1e-5
+
+
+def test_sixteen_bits_keep_small_parameters_in_fp32(layout, exported):
+    """Linear maps and embeddings in bf16, the rest in fp32; as the model under autocast; gradients flow."""
+    root, models = exported
+    model, ids = load(root / layout, dtype=torch.bfloat16), torch.randint(4000, (2, 70))
+    by_name = {name: p.dtype for name, p in model.named_parameters()}
+    assert by_name["model.layers.0.mlp.up_proj.weight"] is torch.bfloat16
+    kept = ("norm.weight", "A_log", "dt_bias", "conv1d.weight", ".bias")
+    assert all(dtype is torch.float32 for name, dtype in by_name.items() if name.endswith(kept))
+    rounded = copy.deepcopy(models[layout])
+    rounded.load_state_dict({name: p.float() for name, p in model.model.state_dict().items()})
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = rounded.logits(rounded(ids).hidden)
+    torch.testing.assert_close(model(ids).logits, expected)
+    model.train()
+    model(ids, labels=ids).loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_saves_itself_again(layout, exported, tmp_path):
+    """In transformers alone, weights, code and all; tied embeddings stay tied."""
+    root, models = exported
+    first, ids = load(root / layout), torch.randint(4000, (2, 20))
+    first.save_pretrained(tmp_path / "again")
+    again = load(tmp_path / "again")
+    assert {p.name for p in (root / layout).glob("*.py")} == {p.name for p in (tmp_path / "again").glob("*.py")}
+    assert again(ids).logits.equal(first(ids).logits)
+    tied = models[layout].lm_head.weight is models[layout].embeddings.weight
+    assert (again.model.lm_head.weight is again.model.embeddings.weight) == tied
+
+
+def test_loss_is_that_of_transformers(exported):
+    root, _ = exported
+    model, ids = load(root / "softmax"), torch.randint(4000, (2, 20))
+    expected = torch.nn.functional.cross_entropy(model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    torch.testing.assert_close(model(ids, labels=ids).loss, expected)
+
+
+def test_padding_does_not_matter(layout, exported):
+    """On the left and on the right, logits of a padded batch are those of its rows."""
+    root, _ = exported
+    model, ids = load(root / layout, dtype=torch.float64), torch.randint(4000, (1, 30))
+    alone = model(ids).logits
+    for left in (7, 0):
+        padded = torch.nn.functional.pad(ids, (left, 7 - left), value=5)
+        mask = torch.nn.functional.pad(torch.ones_like(ids), (left, 7 - left))
+        torch.testing.assert_close(model(padded, attention_mask=mask).logits[:, left : left + 30], alone)
+
+
+def test_cache_outgrows_its_room(layout, exported, monkeypatch):
+    root, _ = exported
+    model, ids = load(root / layout, dtype=torch.float64), torch.randint(4000, (2, 40))
+    monkeypatch.setitem(type(model).forward.__globals__, "ROOM", 8)
+    cache, found = None, []
+    for begin, end in ((0, 3), (3, 20), *((t, t + 1) for t in range(20, 40))):
+        output = model(ids[:, begin:end], past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        found.append(output.logits)
+    torch.testing.assert_close(torch.cat(found, 1), model(ids).logits)
+
+
+def test_training_from_scratch_draws_the_weights(exported):
+    """`from_config` initialises as the project does."""
+    root, models = exported
+    torch.manual_seed(0)
+    fresh = AutoModelForCausalLM.from_config(load(root / "softmax").config, trust_remote_code=True)
+    weight = fresh.model.layers[0].mlp.up_proj.weight
+    assert 0.19 < weight.std() < 0.21
+    assert not weight.equal(models["softmax"].layers[0].mlp.up_proj.weight)
+
+
+def test_export_leaves_nothing_when_it_differs(make_run, tmp_path, monkeypatch):
+    run, out = make_run("softmax"), tmp_path / "out"
+    write = export.write_export
+
+    def write_wrongly(folder, model, tokenizer, config):
+        with torch.no_grad():
+            model.norm.weight.mul_(1.01)
+        write(folder, model, tokenizer, config)
+        with torch.no_grad():
+            model.norm.weight.div_(1.01)
+
+    monkeypatch.setattr(export, "write_export", write_wrongly)
+    with pytest.raises(UserError, match=r"logits differ by 1\.0e-02"):
+        export.export_run(run, out)
+    assert [p.name for p in tmp_path.iterdir()] == [run.name]
+    out.mkdir()
+    with pytest.raises(UserError, match="is not overwritten"):
+        export.export_run(run, out)
