@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from mixer_kernels.common.arguments import (
@@ -16,11 +17,10 @@ from mixer_kernels.common.arguments import (
 )
 from mixer_kernels.delta_rule.chunked import chunked
 from mixer_kernels.delta_rule.reference import reference
-from mixer_kernels.delta_rule.step import step
 from mixer_kernels.dispatch import choose
 from mixer_kernels.segments import Segments
 
-IMPLEMENTATIONS = {"chunked": chunked, "reference": reference}
+TRITON_KEY_DIMS = (16, 32, 64, 128, 256)
 
 
 def delta_rule(
@@ -67,11 +67,17 @@ def delta_rule(
     q, k, v, e = _operands(q, k, v, e)
     batch, tokens, _, key_dim = q.shape
     row_start = resolve_segments(segments, batch, tokens, initial_state is not None, q.device)
-    run = IMPLEMENTATIONS[choose(impl, q, "delta_rule")]
     with autocast_off(q):
         g, beta = _gates(g, beta, v)
         state = resolve_state(initial_state, (batch, v.shape[2], key_dim, v.shape[3]), v, "initial_state")
         scale = key_dim**-0.5 if scale is None else scale
+        lacks = {"a free erase key e": e is not None, f"stride = {stride}": stride > 1, **_sizes_lacking(v, key_dim)}
+        chosen = choose(impl, q, "delta_rule", lacks=_listed(lacks))
+        if chosen == "triton":
+            from mixer_kernels.delta_rule.autograd import delta_rule_triton
+
+            return delta_rule_triton(q, k, v, g, beta, row_start, state, scale)
+        run = chunked if chosen == "chunked" else reference
         return run(q, k, v, g, beta, e, row_start=row_start, initial_state=state, scale=scale, stride=stride)
 
 
@@ -101,12 +107,23 @@ def delta_rule_step(
     _validate(q, k, v, g, beta, e, stride)
     q, k, v, e = _operands(q, k, v, e)
     batch, _, _, key_dim = q.shape
-    choose(impl, q, "delta_rule")
     with autocast_off(q):
         g, beta = _gates(g, beta, v)
+        if beta is None and e is None:
+            beta = v.new_ones(v.shape[:3], dtype=accumulation_dtype(v.dtype))
         state = resolve_state(state, (batch, v.shape[2], key_dim, v.shape[3]), v, "state")
         scale = key_dim**-0.5 if scale is None else scale
-        return step(q, k, v, g, beta, e, state=state, scale=scale, stride=stride)
+        learns = torch.is_grad_enabled() and any(
+            x is not None and x.requires_grad for x in (q, k, v, g, beta, e, state)
+        )
+        lacks = {"inputs that require gradients (a step)": learns, **_sizes_lacking(v, key_dim)}
+        if choose(impl, q, "delta_rule", lacks=_listed(lacks)) == "triton":
+            from mixer_kernels.delta_rule.step import step_triton
+
+            return step_triton(q[:, 0], k, v, g, beta, e, state, scale)
+        continued = resolve_segments(None, batch, 1, True, q.device)
+        o, state = reference(q, k, v, g, beta, e, row_start=continued, initial_state=state, scale=scale, stride=stride)
+        return o[:, 0], state
 
 
 def _validate(
@@ -134,6 +151,19 @@ def _validate(
         expect("beta", beta, lead, f"[B, {time}, HV]")
     if e is not None:
         expect("e", e, (*lead, key_dim), f"[B, {time}, HV, K]")
+
+
+def _sizes_lacking(v: Tensor, key_dim: int) -> dict[str, bool]:
+    """Which sizes and dtypes the Triton kernels do not take, and whether these inputs have them."""
+    return {
+        f"{v.dtype}": v.dtype not in (torch.bfloat16, torch.float32),
+        f"K = {key_dim} (only {', '.join(map(str, TRITON_KEY_DIMS))})": key_dim not in TRITON_KEY_DIMS,
+        f"V = {v.shape[-1]} (only multiples of 16)": v.shape[-1] % 16 > 0,
+    }
+
+
+def _listed(lacks: dict[str, bool]) -> str:
+    return ", ".join(what for what, missing in lacks.items() if missing)
 
 
 def _operands(q: Tensor, k: Tensor, v: Tensor, e: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
