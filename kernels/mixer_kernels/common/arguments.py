@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ def same_dtype(**tensors: Tensor) -> None:
 def autocast_inputs(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under autocast, cast fp32 inputs of the matmuls as torch's own operators would; else return them as they are."""
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
@@ -44,7 +44,8 @@ def autocast_inputs(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def autocast_off(like: Tensor) -> AbstractContextManager:
     """A context in which nothing is cast behind the operator's back: gates and state stay in fp32."""
-    return torch.autocast(like.device.type, enabled=False)
+    kind = like.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
