@@ -1,0 +1,87 @@
+"""A whole run put together: from its configuration to its last checkpoint."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from llm.build import build_leaf, build_model
+from llm.config import TrainConfig
+from llm.data import HeldOutRows, training_rows, validation_sets
+from llm.identity import mixer_label
+from llm.layout import describe_layout, layer_names
+from llm.model.decoder import Decoder
+from llm.optim import build_optimizer
+from llm.parallel import build_accelerator
+from llm.report import report, size_warnings
+from llm.runfolder import RunFolder, open_run
+from llm.schedules import build_schedule, total_steps
+from llm.stopping import Outcome
+from llm.tokenizer import load_tokenizer
+from llm.trainer import StepPlan, Summary, Trainer
+
+
+def dry_run(config: TrainConfig) -> int:
+    """Print what the run would be, from the configuration and the tokenizer alone. Returns the exit code."""
+    model = check(config, len(load_tokenizer(config.tokenizer.path)), world_size=1)
+    print(report(config, model, total_steps(config)))
+    return 0
+
+
+def train(config: TrainConfig) -> int:
+    """Train, or go on training, the run of `config`. Returns the exit code."""
+    accelerator = build_accelerator(config)
+    tokenizer = load_tokenizer(config.tokenizer.path)
+    sketch = check(config, len(tokenizer), accelerator.num_processes)
+    source = build_leaf("data.source", config.data.source)
+    loggers = [build_leaf(f"loggers.{name}", leaf) for name, leaf in config.loggers.items()]
+    run = open_run(config, main=accelerator.is_main_process)
+    try:
+        rows = training_rows(config.data, source, tokenizer, config.context)
+        validation = validation_sets(config.data, source, tokenizer, config.context)
+        if accelerator.is_main_process:
+            announce(config, sketch, run, validation, accelerator.device)
+        model = build_model(config, len(tokenizer))
+        optimizer = build_optimizer(config.optim, model, build_leaf)
+        summary = Trainer(config, model, optimizer, rows, validation, loggers, run, accelerator).fit()
+    finally:
+        run.close()
+    if accelerator.is_main_process:
+        conclude(summary, run)
+    accelerator.end_training()
+    return summary.outcome.exit_code
+
+
+def check(config: TrainConfig, vocab_size: int, world_size: int) -> Decoder:
+    """All that can be wrong with the settings comes to light here, in a moment. The model on the meta device."""
+    StepPlan.make(config, world_size)
+    build_schedule(config.schedule, total_steps(config))
+    return build_model(config, vocab_size, "meta")
+
+
+def announce(
+    config: TrainConfig, model: Decoder, run: RunFolder, validation: dict[str, HeldOutRows], device: torch.device
+) -> None:
+    """Say in a few lines what is going to run."""
+    say = lambda line: print(line, file=sys.stderr)  # noqa: E731
+    say(f"{config.model.name} {mixer_label(config)}: {describe_layout(layer_names(config))}")
+    parameters = sum(p.numel() for p in model.parameters())
+    say(f"{parameters:,} parameters, {model.non_embedding_parameters():,} without embedding and head; {device}")
+    for name, rows in validation.items():
+        say(f"{name}: {rows.tokens:,} tokens, unigram entropy {rows.unigram_entropy():.3f} nats a token")
+    for warning in size_warnings(config, model):
+        say(f"warning: {warning}")
+    say(f"run folder: {run.path}")
+
+
+def conclude(summary: Summary, run: RunFolder) -> None:
+    """Say how it ended, and what to do next."""
+    names = ("loss", "val_loss", "val_perplexity")
+    values = ", ".join(f"{n.replace('_', ' ')} {summary.values[n]:.4f}" for n in names if n in summary.values)
+    how = summary.outcome.name.lower().replace("_", " ")
+    print(f"{how} at step {summary.step}: {values}", file=sys.stderr)
+    if summary.outcome is Outcome.FINISHED:
+        print(f'next: python -m llm.generate {run.path} --prompt "..."', file=sys.stderr)
+    else:
+        print("the same command goes on from here", file=sys.stderr)
