@@ -36,6 +36,7 @@ DENSE_BF16_PEAKS = {
     "MI300X": 1307.4e12,
 }
 
+TIMINGS = ("tokens_per_second", "mfu", "eta_seconds", "memory_gib")  # metrics that differ from start to start
 TRAINING_FLOPS = 3  # backward costs two products for each one of forward
 
 

@@ -35,7 +35,7 @@ from llm.data.batch import IGNORED, Batch
 from llm.errors import UserError
 from llm.loggers import JsonlLogger, Logger, Loggers
 from llm.loss import NextTokenLoss
-from llm.metrics import TRAINING_FLOPS, Clock, LossWindow, Throughput, peak_memory, perplexity, sum_len_squared
+from llm.metrics import TIMINGS, TRAINING_FLOPS, Clock, LossWindow, Throughput, peak_memory, perplexity, sum_len_squared
 from llm.optim import set_learning_rate
 from llm.parallel import Agreement
 from llm.runfolder import RunFolder, plain_config
@@ -44,7 +44,6 @@ from llm.schedules import build_schedule, total_steps
 from llm.state import TrainState, load_initial_weights, rng_tensors, seed_everything
 from llm.stopping import Outcome, StopSignals, WallTime
 
-TIMINGS = ("tokens_per_second", "mfu", "eta_seconds", "memory_gib")  # these differ from start to start
 SAVE_ATTEMPTS = 3  # at the end of a run
 
 

@@ -22,9 +22,10 @@ from llm.loggers import Logger
 from llm.optim import build_optimizer
 from llm.parallel import build_accelerator
 from llm.runfolder import open_run
+from llm.runs_equal import differences_of_runs, metrics_of
 from llm.stopping import Outcome, StopSignals, WallTime, parse_duration
 from llm.tokenizer import load_tokenizer
-from llm.trainer import TIMINGS, NonFiniteError, StepPlan, Trainer
+from llm.trainer import NonFiniteError, StepPlan, Trainer
 
 STEPS = 8
 
@@ -89,28 +90,15 @@ def whole(text, tmp_path_factory):
     return run_dir
 
 
-def metrics(folder: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in TIMINGS} for line in lines]
-
-
 def assert_same_run(one: Path, other: Path) -> None:
     """Weights, optimizer, random generators, data position and metrics are bitwise the same."""
-    assert metrics(one) == metrics(other)
-    newest = Checkpoints(one).steps()[-1]
-    a, b = (Checkpoints(folder).path(newest) for folder in (one, other))
-    for name in ("model", "optimizer", "rng"):
-        left, right = load_file(a / f"{name}.safetensors"), load_file(b / f"{name}.safetensors")
-        assert left.keys() == right.keys()
-        for key in left:
-            assert torch.equal(left[key].reshape(-1).view(torch.uint8), right[key].reshape(-1).view(torch.uint8)), key
-    assert json.loads((a / "state.json").read_text()) == json.loads((b / "state.json").read_text())
+    assert not differences_of_runs(one, other)
 
 
 def test_a_whole_run(train, tmp_path):
     summary = train("run")
     assert (summary.outcome, summary.step, summary.outcome.exit_code) == (Outcome.FINISHED, STEPS, 0)
-    lines = metrics(tmp_path / "run")
+    lines = metrics_of(tmp_path / "run")
     assert [line["step"] for line in lines] == [1, 3, 4, 6, 8]
     assert lines[-1].keys() == {"step", "val_loss", "val_perplexity"}
     assert lines[1].keys() == {"step", "loss", "lr", "grad_norm", "tokens"}
@@ -161,7 +149,7 @@ def test_accumulation_does_not_change_the_curve(train, tmp_path):
     curves = []
     for micro_batch in (4, 2, 1):
         train(f"micro{micro_batch}", f"micro_batch={micro_batch}", "log_every=1")
-        curves.append(metrics(tmp_path / f"micro{micro_batch}"))
+        curves.append(metrics_of(tmp_path / f"micro{micro_batch}"))
     for curve in curves[1:]:
         for line, expected in zip(curve, curves[0], strict=True):
             assert line == pytest.approx(expected, rel=2e-4)
@@ -178,7 +166,7 @@ def test_two_ranks_are_one_rank_with_accumulation(train, words, tmp_path):
     train("one_two", "log_every=1", "stop_after=5")
     subprocess.run([*torchrun, *words("one_two", "log_every=1")], check=True, timeout=120)
     for other in ("two_one", "one_two"):
-        for line, expected in zip(metrics(tmp_path / other), metrics(tmp_path / "one"), strict=True):
+        for line, expected in zip(metrics_of(tmp_path / other), metrics_of(tmp_path / "one"), strict=True):
             assert line == pytest.approx(expected, rel=2e-4)
 
 
@@ -219,7 +207,7 @@ def test_a_signal_saves_and_stops_at_the_step(train, whole, tmp_path, number, ou
 def test_a_signal_in_validation_stops_it_and_it_is_done_again(train, whole, tmp_path):
     summary = train("parts", loggers=[At(4, lambda: os.kill(os.getpid(), signal.SIGTERM))])
     assert (summary.outcome, summary.step) == (Outcome.PREEMPTED, 4)
-    assert [line["step"] for line in metrics(tmp_path / "parts")] == [1, 3]
+    assert [line["step"] for line in metrics_of(tmp_path / "parts")] == [1, 3]
     train("parts")
     assert_same_run(whole, tmp_path / "parts")
 

@@ -1,0 +1,41 @@
+"""Are two runs the same, bit for bit?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llm.checkpoint import TENSOR_GROUPS, Checkpoints
+from llm.metrics import TIMINGS
+
+
+def differences_of_runs(one: Path | str, other: Path | str) -> list[str]:
+    """What differs between the metrics and newest checkpoints of two runs; timings aside, nothing if they are equal."""
+    one, other = Path(one), Path(other)
+    found = []
+    if metrics_of(one) != metrics_of(other):
+        found.append("metrics.jsonl")
+    left, right = (Checkpoints(run).load_newest() for run in (one, other))
+    if left is None or right is None:
+        return [*found, "a run without a checkpoint"]
+    for group in TENSOR_GROUPS:
+        mine, theirs = getattr(left, group), getattr(right, group)
+        both = mine.keys() & theirs.keys()
+        unlike = [name for name in both if not _same_bits(mine[name], theirs[name])]
+        found += [f"{group}: {name}" for name in sorted([*unlike, *(mine.keys() ^ theirs.keys())])]
+    found += [key for key in left.state if left.state[key] != right.state.get(key)]
+    return found
+
+
+def metrics_of(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without what differs from start to start."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in TIMINGS} for line in lines]
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    same_kind = a.dtype == b.dtype and a.shape == b.shape
+    return same_kind and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
