@@ -13,7 +13,7 @@ from llm.data.rows import Row, starts_within
 WINDOW_ROWS = 64  # rows of text that are packed together: the rows of a window are the same wherever it is reached from
 
 
-class Piece(NamedTuple):
+class Span(NamedTuple):
     """Tokens start .. end of a document."""
 
     document: int
@@ -21,7 +21,7 @@ class Piece(NamedTuple):
     end: int
 
 
-def pack_best_fit(lengths: list[int], context: int, key: int) -> list[list[Piece]]:
+def pack_best_fit(lengths: list[int], context: int, key: int) -> list[list[Span]]:
     """Rows of at most context + 1 tokens, each a list of pieces of documents of the given lengths.
 
     Best-fit decreasing: each piece, longest first, goes into the fullest row that still holds it. Only documents longer
@@ -31,7 +31,7 @@ def pack_best_fit(lengths: list[int], context: int, key: int) -> list[list[Piece
     capacity = context + 1
     pieces = [piece for document, length in enumerate(lengths) for piece in _pieces(document, length, context)]
     pieces.sort(key=lambda piece: piece.start - piece.end)
-    rows: list[list[Piece]] = []
+    rows: list[list[Span]] = []
     room: list[tuple[int, int]] = []  # (free tokens, row), sorted
     for piece in pieces:
         size = piece.end - piece.start
@@ -44,9 +44,9 @@ def pack_best_fit(lengths: list[int], context: int, key: int) -> list[list[Piece
     return [rows[index] for index in permutation(len(rows), key)]
 
 
-def _pieces(document: int, length: int, context: int) -> list[Piece]:
+def _pieces(document: int, length: int, context: int) -> list[Span]:
     starts = range(0, max(1, length - 1), context)
-    return [Piece(document, start, min(start + context + 1, length)) for start in starts]
+    return [Span(document, start, min(start + context + 1, length)) for start in starts]
 
 
 def assemble(parts: list[np.ndarray], context: int, padding_id: int) -> Row:

@@ -53,6 +53,21 @@ class TokenStore:
             done += len(taken)
         return np.concatenate(tokens), np.concatenate(first)
 
+    def lengths(self) -> np.ndarray:
+        """Tokens of each document, int64."""
+        ends = [np.append(piece.first[1:], len(piece.tokens)) for piece in self.pieces]
+        return np.concatenate([end - piece.first for end, piece in zip(ends, self.pieces, strict=True)])
+
+    def head(self, max_tokens: int) -> TokenStore:
+        """The store up to the document that reaches `max_tokens`."""
+        pieces, left = [], max_tokens
+        for piece in self.pieces:
+            n_documents = int(np.searchsorted(piece.first, left))
+            end = int(piece.first[n_documents]) if n_documents < len(piece.first) else len(piece.tokens)
+            pieces.append(Piece(piece.tokens[:end], piece.first[:n_documents]))
+            left -= end
+        return TokenStore(pieces, digest(self.fingerprint, max_tokens))
+
     def unigram_entropy(self) -> float:
         """Entropy of the distribution of single tokens, in nats."""
         n_ids = max(int(piece.tokens.max()) for piece in self.pieces) + 1

@@ -2,34 +2,104 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from llm.data.order import Feistel, derive_key, digest
+from llm.data.packing import WINDOW_ROWS, Span, assemble, pack_best_fit
 from llm.data.rows import Place, Row, starts_within
 from llm.data.store import TokenStore
 from llm.errors import UserError
 
 
-class StoredRows:
-    """Rows cut from a store of tokens laid end to end, in an order renewed each epoch by a keyed permutation.
+class Layout(Protocol):
+    """How the tokens of a store are laid out in the rows of an epoch."""
 
-    An epoch cuts the circle of all tokens into rows from a starting point of its own, so that documents are not cut at
-    the same places again; fewer than `context` tokens are left over. The state is the row's number alone.
+    store: TokenStore
+    context: int
+    n_rows: int
+    kind: str
+
+    def read(self, row: int, shift: int) -> Row:
+        """Row `row` of the epoch; `shift` is a large number of the epoch's own."""
+
+
+class CutLayout:
+    """Documents end to end, cut into rows.
+
+    An epoch cuts the circle of all tokens from a starting point of its own, so that documents are not cut at the same
+    places again; fewer than `context` tokens are left over.
     """
 
-    def __init__(self, name: str, store: TokenStore, context: int, *, seed: int, separate: bool = True) -> None:
-        if store.n_tokens < context + 1:
+    kind = "cut"
+
+    def __init__(self, store: TokenStore, context: int) -> None:
+        self.store, self.context, self.n_rows = store, context, store.n_tokens // context
+
+    def read(self, row: int, shift: int) -> Row:
+        ids, first = self.store.read((shift + row * self.context) % self.store.n_tokens, self.context + 1)
+        return Row(ids, starts_within(first, self.context + 1))
+
+
+class FitLayout:
+    """Documents packed best fit, a window of consecutive documents at a time: only what is longer than a row is cut.
+
+    Memory: 8 bytes a document and a window. Setting up packs all windows once, to number the rows.
+    """
+
+    kind = "fit"
+
+    def __init__(self, store: TokenStore, context: int, padding_id: int) -> None:
+        self.store, self.context, self._padding_id = store, context, padding_id
+        self._ends = np.cumsum(store.lengths())
+        self._windows = self._cut_windows()
+        self._first_rows = np.cumsum([0, *(len(self._bins(window)) for window in range(len(self._windows) - 1))])
+        self.n_rows = int(self._first_rows[-1])
+
+    def read(self, row: int, shift: int) -> Row:
+        window = int(np.searchsorted(self._first_rows, row, side="right")) - 1
+        pieces = self._bins(window)[row - int(self._first_rows[window])]
+        first_document = self._windows[window]
+        parts = [self._tokens(first_document + piece.document, piece.start, piece.end) for piece in pieces]
+        return assemble(parts, self.context, self._padding_id)
+
+    def _tokens(self, document: int, start: int, end: int) -> np.ndarray:
+        begins = int(self._ends[document - 1]) if document else 0
+        return self.store.read(begins + start, end - start)[0]
+
+    def _cut_windows(self) -> list[int]:
+        """The first document of each window, and the number of documents."""
+        firsts, total = [0], WINDOW_ROWS * (self.context + 1)
+        while firsts[-1] < len(self._ends):
+            before = int(self._ends[firsts[-1] - 1]) if firsts[-1] else 0
+            firsts.append(min(int(np.searchsorted(self._ends, before + total)) + 1, len(self._ends)))
+        return firsts
+
+    def _bins(self, window: int) -> list[list[Span]]:
+        first, last = self._windows[window], self._windows[window + 1]
+        lengths = np.diff(self._ends[first:last], prepend=self._ends[first - 1] if first else 0)
+        return pack_best_fit(lengths.tolist(), self.context, window)
+
+
+def pack(store: TokenStore, context: int, packing: str, *, padding_id: int) -> Layout:
+    """The layout that `data.packing` names."""
+    return CutLayout(store, context) if packing == "cut" else FitLayout(store, context, padding_id)
+
+
+class StoredRows:
+    """The rows of a layout in an order renewed each epoch by a keyed permutation. The state is the row's number."""
+
+    def __init__(self, name: str, layout: Layout, *, seed: int, separate: bool = True) -> None:
+        self.name, self.context, self.store, self.n_rows = name, layout.context, layout.store, layout.n_rows
+        if self.n_rows < 1:
             raise UserError(
-                f"data={name}: the text has {store.n_tokens:,} tokens, fewer than one row of context + 1 = "
-                f"{context + 1:,}. Give more text or a smaller context."
+                f"data={name}: the text has {self.store.n_tokens:,} tokens, fewer than one row of context = "
+                f"{self.context:,}. Give more text or a smaller context."
             )
-        self.name, self.context, self.store, self._separate = name, context, store, separate
-        self.n_rows = store.n_tokens // context  # an epoch
-        self.fingerprint = digest("stored", store.fingerprint, context, seed, separate)
-        self._seed = seed
-        self._epoch: tuple[int, Feistel, int] = (-1, Feistel(1, 0), 0)
+        self._layout, self._seed, self._separate = layout, seed, separate
+        self.fingerprint = digest("stored", self.store.fingerprint, self.context, layout.kind, seed, separate)
+        self._order: tuple[int, Feistel] = (-1, Feistel(1, 0))  # an epoch and the order of its rows
 
     def place(self, row: int) -> Place:
         return Place("0", row)
@@ -45,20 +115,13 @@ class StoredRows:
 
     def read(self, index: int) -> Row:
         epoch, position = divmod(index, self.n_rows)
-        order, offset = self._order(epoch)
-        ids, first = self.store.read((offset + order(position) * self.context) % self.store.n_tokens, self.context + 1)
-        row = Row(ids, starts_within(first, self.context + 1))
+        if self._order[0] != epoch:
+            self._order = epoch, Feistel(self.n_rows, derive_key(self._seed, "rows", epoch))
+        row = self._layout.read(self._order[1](position), derive_key(self._seed, "shift", epoch))
         return row if self._separate else row.joined()
 
     def summary(self) -> dict[str, Any]:
         return {"documents": self.store.n_documents, "tokens": self.store.n_tokens, "rows_per_epoch": self.n_rows}
-
-    def _order(self, epoch: int) -> tuple[Feistel, int]:
-        """The permutation of an epoch's rows and the token at which its first row begins."""
-        if self._epoch[0] != epoch:
-            offset = derive_key(self._seed, "offset", epoch) % self.store.n_tokens
-            self._epoch = epoch, Feistel(self.n_rows, derive_key(self._seed, "rows", epoch)), offset
-        return self._epoch[1], self._epoch[2]
 
 
 class HeldOutRows:

@@ -19,7 +19,7 @@ import numpy as np
 
 from llm.data.encode import Encoder
 from llm.data.order import derive_key, digest, permutation
-from llm.data.packing import WINDOW_ROWS, Piece, assemble, pack_best_fit
+from llm.data.packing import WINDOW_ROWS, Span, assemble, pack_best_fit
 from llm.data.rows import Lane, Place, Row, starts_within
 from llm.data.shards import Shard
 from llm.data.split import is_held_out
@@ -156,7 +156,7 @@ class FitLane:
         self._window_start = Position(*position)
         self._context, self._padding_id = context, corpus.encoder.eos_id
         self._window: list[np.ndarray] = []
-        self._bins: list[list[Piece]] = []
+        self._bins: list[list[Span]] = []
         self._ahead: tuple[Position, np.ndarray] | None = None
 
     def read_next(self) -> Row:

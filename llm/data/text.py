@@ -13,11 +13,12 @@ from llm.config import DataConfig
 from llm.data.encode import Encoder
 from llm.data.files import content_hash, file_size, find_files
 from llm.data.order import digest
+from llm.data.prepared import is_prepared, open_prepared
 from llm.data.rows import Rows
 from llm.data.shards import Shard, documents_of, open_shard
 from llm.data.split import is_held_out
 from llm.data.store import TokenStore, store_documents
-from llm.data.stored import HeldOutRows, StoredRows
+from llm.data.stored import HeldOutRows, StoredRows, pack
 from llm.data.stream import Corpus, StreamedRows
 from llm.errors import UserError
 
@@ -45,13 +46,47 @@ class TextSource:
     def training_rows(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, context: int) -> Rows:
         """The endless rows of training. Raises UserError for files or settings that cannot be used."""
         encoder = Encoder(tokenizer, bos=config.bos)
-        shards = self.training_shards()
-        if self._fits_memory(config):
-            documents = outside(config.held_out, documents_of(shards))
-            store = _into_memory(config.name, encoder.stream(documents))
-            return StoredRows(config.name, store, context, seed=config.seed, separate=config.separate)
+        if self.mode(config) == "stream":
+            return self._streamed_rows(config, encoder, context)
+        store = self.training_store(config, encoder)
+        layout = pack(store, context, config.packing, padding_id=encoder.eos_id)
+        return StoredRows(config.name, layout, seed=config.seed, separate=config.separate)
+
+    def training_store(self, config: DataConfig, encoder: Encoder) -> TokenStore:
+        """All tokens of the text to train on."""
+        documents = documents_of(self.training_shards())
+        return _into_memory(config.name, encoder.stream(t for t in documents if not is_held_out(t, config.held_out)))
+
+    def validation_sets(
+        self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, context: int
+    ) -> dict[str, HeldOutRows]:
+        """The held-out rows by name: at `context`, and as NAME@CONTEXT at each of `data.validation_contexts`."""
+        encoder = Encoder(tokenizer, bos=config.bos)
+        sets = {}
+        for name, store in self.validation_stores(config, encoder).items():
+            for length in dict.fromkeys([context, *config.validation_contexts]):
+                label = name if length == context else f"{name}@{length}"
+                sets[label] = HeldOutRows(label, store, length, padding_id=encoder.eos_id, separate=config.separate)
+        return sets
+
+    def validation_stores(self, config: DataConfig, encoder: Encoder) -> dict[str, TokenStore]:
+        """The tokens of the held-out documents by the name of their set."""
+        named: dict[str, Iterable[str]] = {n: documents_of(shards) for n, shards in self.validation_shards().items()}
+        if not named and config.held_out:
+            documents = documents_of(self.training_shards())
+            named = {"validation": (text for text in documents if is_held_out(text, config.held_out))}
+        limit = config.validation_tokens
+        return {name: store_documents(encoder.stream(texts), max_tokens=limit) for name, texts in named.items()}
+
+    def mode(self, config: DataConfig) -> str:
+        """How the text is read: memory, stream or prepared."""
+        if config.mode == "prepared":
+            raise UserError("data.mode=prepared: this source is not prepared. Run scripts/prepare_data.py first.")
+        return "stream" if config.mode == "auto" else config.mode
+
+    def _streamed_rows(self, config: DataConfig, encoder: Encoder, context: int) -> StreamedRows:
         corpus = Corpus(
-            shards,
+            self.training_shards(),
             encoder,
             config.seed,
             config.held_out,
@@ -61,32 +96,12 @@ class TextSource:
         packing = {"packing": config.packing, "separate": config.separate}
         return StreamedRows(config.name, corpus, context, identity=self.identity(), **packing)
 
-    def validation_sets(
-        self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, context: int
-    ) -> dict[str, HeldOutRows]:
-        """The held-out rows by name: at `context`, and as NAME@CONTEXT at each of `data.validation_contexts`."""
-        encoder = Encoder(tokenizer, bos=config.bos)
-        sets = {}
-        for name, documents in self._held_out(config).items():
-            store = store_documents(encoder.stream(documents), max_tokens=config.validation_tokens)
-            for length in dict.fromkeys([context, *config.validation_contexts]):
-                label = name if length == context else f"{name}@{length}"
-                sets[label] = HeldOutRows(label, store, length, padding_id=encoder.eos_id, separate=config.separate)
-        return sets
-
-    def _held_out(self, config: DataConfig) -> dict[str, Iterable[str]]:
-        """The held-out documents by the name of their set."""
-        named = self.validation_shards()
-        if named or not config.held_out:
-            return {name: documents_of(shards) for name, shards in named.items()}
-        return {"validation": inside(config.held_out, documents_of(self.training_shards()))}
-
-    def _fits_memory(self, config: DataConfig) -> bool:
-        return config.mode == "memory"
-
 
 class TextFiles(TextSource):
-    """Local files of documents: jsonl, parquet, arrow (one record a document) and txt (one document), also as .zst."""
+    """Files of documents: jsonl, parquet, arrow (one record a document) and txt (one document), also as .zst and .gz.
+
+    `path` may also be one folder that scripts/prepare_data.py wrote.
+    """
 
     def __init__(self, path: Any, validation_path: Any = None, *, text_column: str = "text") -> None:
         self.path, self.validation_path, self.text_column = path, validation_path, text_column
@@ -104,23 +119,27 @@ class TextFiles(TextSource):
     def identity(self) -> str:
         return digest(self.text_column, [[PurePath(file).name, content_hash(file)] for file in find_files(self.path)])
 
+    def mode(self, config: DataConfig) -> str:
+        if is_prepared(self.path) or config.mode == "prepared":
+            return "prepared"
+        if config.mode != "auto":
+            return config.mode
+        size = sum(file_size(file) for file in find_files(self.path))
+        return "memory" if size <= config.memory_mb * 1_000_000 else "stream"
+
+    def training_store(self, config: DataConfig, encoder: Encoder) -> TokenStore:
+        if self.mode(config) == "prepared":
+            return open_prepared(self.path, "train", encoder)
+        return super().training_store(config, encoder)
+
+    def validation_stores(self, config: DataConfig, encoder: Encoder) -> dict[str, TokenStore]:
+        if self.mode(config) != "prepared" or self.validation_path is not None:
+            return super().validation_stores(config, encoder)
+        store = open_prepared(self.path, "validation", encoder)
+        return {"validation": store.head(config.validation_tokens)} if store.n_tokens else {}
+
     def _shards(self, path: Any, key: str) -> list[Shard]:
         return [open_shard(file, text_column=self.text_column) for file in find_files(path, key=key)]
-
-    def _fits_memory(self, config: DataConfig) -> bool:
-        size = sum(file_size(file) for file in find_files(self.path))
-        small = config.mode == "auto" and size <= config.memory_mb * 1_000_000
-        return small or super()._fits_memory(config)
-
-
-def outside(share: float, documents: Iterable[str]) -> Iterator[str]:
-    """The documents that are not held out."""
-    return (text for text in documents if not is_held_out(text, share))
-
-
-def inside(share: float, documents: Iterable[str]) -> Iterator[str]:
-    """The documents that are held out."""
-    return (text for text in documents if is_held_out(text, share))
 
 
 def _into_memory(name: str, documents: Iterator[np.ndarray]) -> TokenStore:

@@ -9,7 +9,7 @@ import torch
 from llm.data import IGNORED, TextFiles, batches, merge_states, training_rows, validation_batches, validation_sets
 from llm.data.rows import Row, collate, starts_within
 from llm.data.store import store_documents
-from llm.data.stored import HeldOutRows, StoredRows
+from llm.data.stored import CutLayout, HeldOutRows, StoredRows
 from llm.errors import UserError
 
 CONTEXT = 16
@@ -21,6 +21,10 @@ def store_of(*lengths):
     return store_documents(
         np.arange(end - length, end, dtype=np.uint16) for length, end in zip(lengths, ends, strict=True)
     )
+
+
+def stored(store, *, seed):
+    return StoredRows("test", CutLayout(store, CONTEXT), seed=seed)
 
 
 def test_row_start_points_at_the_first_token_of_the_document_and_boundaries_are_not_predicted():
@@ -40,7 +44,7 @@ def test_joined_documents_see_each_other_and_are_predicted():
 
 def test_an_epoch_holds_every_token_once_as_input_but_for_a_rest_below_one_row():
     store = store_of(5, 40, 1, 100, 33)
-    rows = StoredRows("test", store, CONTEXT, seed=0)
+    rows = stored(store, seed=0)
     epochs = [
         np.concatenate([rows.read(epoch * rows.n_rows + i).ids[:-1] for i in range(rows.n_rows)]) for epoch in range(3)
     ]
@@ -53,7 +57,7 @@ def test_an_epoch_holds_every_token_once_as_input_but_for_a_rest_below_one_row()
 def test_rows_mark_exactly_the_documents_beginnings():
     store = store_of(5, 40, 1, 100, 33)
     begins = {0, 5, 45, 46, 146}
-    rows = StoredRows("test", store, CONTEXT, seed=3)
+    rows = stored(store, seed=3)
     for i in range(2 * rows.n_rows):
         row = rows.read(i)
         marked = {int(row.ids[t]) for t in range(1, CONTEXT + 1) if row.starts[t] == t}
@@ -94,8 +98,8 @@ def test_unigram_entropy_of_equally_frequent_tokens_is_the_logarithm_of_their_nu
 
 
 def test_too_little_text_for_a_row_is_an_error_that_names_the_numbers():
-    with pytest.raises(UserError, match=r"4 tokens.*context \+ 1 = 17"):
-        StoredRows("test", store_of(4), CONTEXT, seed=0)
+    with pytest.raises(UserError, match=r"4 tokens.*context = 16"):
+        stored(store_of(4), seed=0)
 
 
 def test_bundled_text_is_packed_with_an_end_of_document_after_each_document(tokenizer, settings):
@@ -110,7 +114,7 @@ def test_bundled_text_is_packed_with_an_end_of_document_after_each_document(toke
 
 
 def test_states_of_ranks_at_different_steps_do_not_merge():
-    rows = StoredRows("test", store_of(500), CONTEXT, seed=0)
+    rows = stored(store_of(500), seed=0)
     loader = batches(rows, micro_batch=2, rows_per_step=4)
     first, second = next(loader).state, next(loader).state
     with pytest.raises(ValueError, match="different steps"):
@@ -118,12 +122,12 @@ def test_states_of_ranks_at_different_steps_do_not_merge():
 
 
 def test_rows_that_the_devices_cannot_share_evenly_are_an_error():
-    rows = StoredRows("test", store_of(500), CONTEXT, seed=0)
+    rows = stored(store_of(500), seed=0)
     with pytest.raises(UserError, match="not a multiple of micro_batch"):
         next(batches(rows, micro_batch=3, rows_per_step=8, world_size=2))
 
 
 def test_a_state_of_other_data_is_refused():
-    state = next(batches(StoredRows("test", store_of(500), CONTEXT, seed=0), micro_batch=2, rows_per_step=4)).state
+    state = next(batches(stored(store_of(500), seed=0), micro_batch=2, rows_per_step=4)).state
     with pytest.raises(UserError, match="not these"):
-        batches(StoredRows("test", store_of(500), CONTEXT, seed=1), micro_batch=2, rows_per_step=4, state=state)
+        batches(stored(store_of(500), seed=1), micro_batch=2, rows_per_step=4, state=state)

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("small_blocks")
 
 VARIANTS = {
     "memory": ({"mode": "memory"}, ["a.jsonl"]),
+    "memory fit": ({"mode": "memory", "packing": "fit"}, ["a.jsonl"]),
     "stream one file": ({}, ["a.jsonl"]),
     "stream one stream": ({"streams": 1}, ["a.jsonl"]),
     "stream many files": ({"streams": 3}, [f"{i:02}.jsonl" for i in range(20)]),
@@ -102,6 +103,23 @@ def test_an_epoch_of_one_stream_holds_every_document_once_in_an_order_of_its_own
     epochs = [[next(documents)[1].tobytes() for _ in range(300)] for _ in range(3)]
     assert all(len(set(epoch)) == 300 for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_an_epoch_of_best_fit_rows_cuts_only_documents_longer_than_a_row(tokenizer, settings, tmp_path, texts, jsonl):
+    path = jsonl(tmp_path / "a.jsonl", texts(300, longest=60))
+    rows = training_rows(settings(packing="fit"), TextFiles(str(path)), tokenizer, 64)
+    documents = [(*ids, tokenizer.eos_token_id) for ids in tokenizer(texts(300, longest=60))["input_ids"]]
+    found, padding = Counter(), 0
+    for i in range(rows.n_rows):
+        row = rows.read(i)
+        real = len(row.ids) - row.padding
+        for start in np.unique(row.starts[:real]):
+            found[tuple(row.ids[:real][row.starts[:real] == start].tolist())] += 1
+        padding += row.padding
+    short = [document for document in documents if len(document) <= 65]
+    assert 100 < len(short) < 300
+    assert all(found[document] == 1 for document in short)
+    assert padding < 0.1 * rows.n_rows * 64
 
 
 def test_streams_predict_every_token_of_the_text(tmp_path, texts, jsonl, tokenizer, settings):
