@@ -269,4 +269,5 @@ def _launch_gradients(
 
 
 def _configuration(kernel: str, like: Tensor, s: Sizes) -> dict[str, int]:
-    return configuration("linear_attention", kernel, like, s.K, s.V)
+    """Launch settings of a kernel; those of channel decay are tuned apart."""
+    return configuration("linear_attention", kernel + "_channel" * (s.decay == 2), like, s.K, s.V)
