@@ -1,4 +1,4 @@
-"""Time the operators on this machine's GPU, beside the chunkwise form, flash-linear-attention (if installed) and softmax."""
+"""Time the operators on this machine's GPU, beside their chunkwise form, flash-linear-attention and softmax."""
 
 from __future__ import annotations
 

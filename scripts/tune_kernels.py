@@ -1,4 +1,4 @@
-"""Find the fastest launch configurations on this machine's GPU among those that are right; prints them, changes nothing."""
+"""Find the fastest launch configurations on this machine's GPU among those that are right, and print them."""
 
 from __future__ import annotations
 

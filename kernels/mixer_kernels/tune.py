@@ -25,7 +25,7 @@ Settings = dict[str, int]
 
 
 class Trial(NamedTuple):
-    """A candidate for a kernel: its time for forward and backward in ms, and its worst error as a share of the budget."""
+    """A candidate for a kernel: milliseconds of forward and backward, and the worst error as a share of its budget."""
 
     kernel: str
     settings: Settings

@@ -10,7 +10,7 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, NamedTuple
@@ -99,9 +99,9 @@ def check(
     return results
 
 
-def verifiable() -> list[tuple[OperatorSpec, Case]]:
-    """Every case that Triton kernels take, of every operator that has them."""
-    specs = [spec for spec in all_specs().values() if has_triton_kernels(spec.name)]
+def verifiable(ops: Container[str] = ()) -> list[tuple[OperatorSpec, Case]]:
+    """Every case that Triton kernels take, of every operator that has them, or of those named."""
+    specs = [s for s in all_specs().values() if has_triton_kernels(s.name) and (not ops or s.name in ops)]
     return [(spec, case) for spec in specs for case in spec.cases if triton_takes(spec, case)]
 
 
@@ -118,10 +118,9 @@ def _check_in_worker(job: tuple[str, str, torch.dtype, str]) -> list[Result]:
         return [Result(name, case_name, dtype, "does not run", math.nan, math.nan, 0.0)]
 
 
-def check_all(device: str, dtypes: Iterable[torch.dtype] = DTYPES, ops: Iterable[str] = ()) -> list[Result]:
+def check_all(device: str, dtypes: Iterable[torch.dtype] = DTYPES, ops: Container[str] = ()) -> list[Result]:
     """All verifiable cases, in several processes because most of the time goes into compiling."""
-    cases = [(spec, case) for spec, case in verifiable() if not ops or spec.name in ops]
-    jobs = [(spec.name, case.name, dtype, device) for (spec, case), dtype in itertools.product(cases, dtypes)]
+    jobs = [(s.name, case.name, dtype, device) for (s, case), dtype in itertools.product(verifiable(ops), dtypes)]
     workers = max(1, min(12, (os.cpu_count() or 1) - 2))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         return list(itertools.chain.from_iterable(pool.map(_check_in_worker, jobs)))
