@@ -22,7 +22,8 @@ data (sources, tokenizer, seed, context, packing) is refused with a `UserError`.
 With `workers` (config.data.workers), `batches` starts processes that read ahead: `loader.close()` ends them.
 
 `HeldOutRows` has `name`, `context`, `len()`, `tokens` (predicted tokens) and `unigram_entropy()` in nats a token.
-`Rows` has `name`, `context`, `fingerprint`, and `summary() -> dict` (documents, tokens, rows an epoch where known).
+`Rows` has `name`, `context`, `fingerprint`, and `summary() -> dict` (documents, tokens, rows an epoch where known);
+`rows.progress(batch.state)` gives `data_tokens` and `data_epochs`, of mixtures by source, for the metrics.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from llm.data.batch import IGNORED, Batch
 from llm.data.hub import HubDataset
 from llm.data.loader import Loader, batches, merge_states, validation_batches
+from llm.data.mixture import Mixture
 from llm.data.rows import Row, Rows
 from llm.data.settings import check_settings
 from llm.data.stored import HeldOutRows
@@ -48,6 +50,7 @@ __all__ = [
     "HeldOutRows",
     "HubDataset",
     "Loader",
+    "Mixture",
     "Row",
     "Rows",
     "TextFiles",

@@ -62,6 +62,7 @@ class Rows(Protocol):
     name: str
     context: int
     fingerprint: str  # of all that decides the sequence
+    n_rows: int | None  # of an epoch; None: not known
 
     def place(self, row: int) -> Place:
         """Where global row `row` comes from: a pure function."""
@@ -74,6 +75,9 @@ class Rows(Protocol):
 
     def summary(self) -> dict[str, Any]:
         """What is known of the data: documents, tokens, rows an epoch."""
+
+    def progress(self, state: dict[str, Any]) -> dict[str, float]:
+        """`data_tokens` served up to a `batch.state` and `data_epochs` they make; of mixtures, data_tokens/<source>."""
 
 
 def starts_within(first: np.ndarray, length: int) -> np.ndarray:

@@ -123,6 +123,9 @@ class StoredRows:
     def summary(self) -> dict[str, Any]:
         return {"documents": self.store.n_documents, "tokens": self.store.n_tokens, "rows_per_epoch": self.n_rows}
 
+    def progress(self, state: dict[str, Any]) -> dict[str, float]:
+        return {"data_tokens": state["row"] * self.context, "data_epochs": state["row"] / self.n_rows}
+
 
 class HeldOutRows:
     """Held-out text cut into rows in its own order, each token predicted at most once; the last row is padded."""

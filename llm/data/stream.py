@@ -207,6 +207,8 @@ class StreamLane:
 class StreamedRows:
     """The endless rows of a corpus that is read as it is needed."""
 
+    n_rows = None  # tokens are counted as they come
+
     def __init__(self, name: str, corpus: Corpus, context: int, *, packing: str, separate: bool, identity: str) -> None:
         self.name, self.context, self.corpus = name, context, corpus
         self._packing, self._separate = packing, separate
@@ -228,3 +230,8 @@ class StreamedRows:
     def summary(self) -> dict[str, Any]:
         corpus = self.corpus
         return {"files": len(corpus.shards), "units": len(corpus.units), "streams": corpus.n_streams}
+
+    def progress(self, state: dict[str, Any]) -> dict[str, float]:
+        """Epochs are those of the stream that is furthest on, by whole units."""
+        units = max((lane["at"][0] for lane in state["lanes"].values()), default=0)
+        return {"data_tokens": state["row"] * self.context, "data_epochs": units / len(self.corpus.units)}

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from llm.data import TextFiles, batches, training_rows
+from llm.data import Mixture, TextFiles, batches, training_rows
 from llm.errors import UserError
 
 
@@ -38,6 +38,13 @@ def test_workers_change_nothing_and_their_number_may_change_on_resume(make_rows)
     # the state of one rank is whole only where it reads every stream: 2 rows of 4 at 5 streams do in 10 passes
     resumed = batches(rows, **layout, workers=4, state=alone[29].state)
     assert same(take(resumed, 30), alone[30:])
+
+
+def test_workers_change_nothing_in_a_mixture(tmp_path, texts, jsonl, tokenizer, settings):
+    paths = {name: str(jsonl(tmp_path / f"{name}.jsonl", texts(200, salt=i))) for i, name in enumerate("ab")}
+    rows = training_rows(settings(mode="stream"), Mixture(paths, {"a": 2, "b": 1}), tokenizer, 32)
+    layout = {"micro_batch": 4, "rows_per_step": 4}
+    assert same(take(batches(rows, **layout), 30), take(batches(rows, **layout, workers=2), 30))
 
 
 def test_an_error_in_a_worker_reaches_the_trainer(tmp_path, texts, jsonl, tokenizer, settings):
