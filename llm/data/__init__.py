@@ -3,7 +3,7 @@
 What the trainer uses::
 
     rows = training_rows(config.data, source, tokenizer, context=4096)     # Rows: one endless logical sequence
-    sets = validation_sets(config.data, source, tokenizer, context=4096)   # dict: name -> HeldOutRows, fixed order
+    sets = validation_sets(config.data, source, tokenizer, context=4096)   # dict: name -> HeldOut, fixed order
 
     for batch in batches(rows, micro_batch=8, rows_per_step=128, rank=0, world_size=1, state=None, workers=0):
         ...                                                                   # endless: Batch after Batch for this rank
@@ -21,7 +21,7 @@ data (sources, tokenizer, seed, context, packing) is refused with a `UserError`.
 
 With `workers` (config.data.workers), `batches` starts processes that read ahead: `loader.close()` ends them.
 
-`HeldOutRows` has `name`, `context`, `len()`, `tokens` (predicted tokens) and `unigram_entropy()` in nats a token.
+`HeldOut` has `name`, `context`, `len()`, `tokens` (predicted tokens) and `unigram_entropy()` in nats a token.
 `Rows` has `name`, `context`, `fingerprint`, and `summary() -> dict` (documents, tokens, rows an epoch where known);
 `rows.progress(batch.state)` gives `data_tokens` and `data_epochs`, of mixtures by source, for the metrics.
 """
@@ -34,9 +34,11 @@ from llm.data.batch import IGNORED, Batch
 from llm.data.hub import HubDataset
 from llm.data.loader import Loader, batches, merge_states, validation_batches
 from llm.data.mixture import Mixture
-from llm.data.rows import Row, Rows
+from llm.data.needle import Needle
+from llm.data.rows import HeldOut, Row, Rows
 from llm.data.settings import check_settings
 from llm.data.stored import HeldOutRows
+from llm.data.synthetic import AssociativeRecall, SelectiveCopy, StateTracking
 from llm.data.text import TextFiles
 
 if TYPE_CHECKING:
@@ -46,13 +48,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IGNORED",
+    "AssociativeRecall",
     "Batch",
+    "HeldOut",
     "HeldOutRows",
     "HubDataset",
     "Loader",
     "Mixture",
+    "Needle",
     "Row",
     "Rows",
+    "SelectiveCopy",
+    "StateTracking",
     "TextFiles",
     "batches",
     "merge_states",
@@ -73,7 +80,7 @@ def training_rows(config: DataConfig, source: Any, tokenizer: PreTrainedTokenize
 
 def validation_sets(
     config: DataConfig, source: Any, tokenizer: PreTrainedTokenizerBase, context: int
-) -> dict[str, HeldOutRows]:
+) -> dict[str, HeldOut]:
     """The held-out rows by name, in a fixed order; empty when the settings name none. Raises UserError as above."""
     check_settings(config, tokenizer)
     return source.validation_sets(config, tokenizer, context)

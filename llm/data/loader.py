@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from llm.data.batch import Batch
-from llm.data.rows import Row, Rows, collate
-from llm.data.stored import HeldOutRows
+from llm.data.batch import IGNORED, Batch
+from llm.data.rows import HeldOut, Row, Rows, collate
 from llm.data.workers import LaneReader, WorkerReader
 from llm.errors import UserError
 
@@ -106,7 +105,7 @@ def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def validation_batches(
-    rows: HeldOutRows, *, micro_batch: int, rank: int = 0, world_size: int = 1, max_rows: int | None = None
+    rows: HeldOut, *, micro_batch: int, rank: int = 0, world_size: int = 1, max_rows: int | None = None
 ) -> Iterator[Batch]:
     """This rank's share of the held-out rows, the same number of batches on every rank, all of `micro_batch` rows.
 
@@ -123,4 +122,4 @@ def validation_batches(
 
 def _uncounted(row: Row) -> Row:
     """The row with no target counted."""
-    return replace(row, counted=np.zeros(len(row.ids) - 1, dtype=bool))
+    return replace(row, labels=np.full(len(row.ids) - 1, IGNORED))

@@ -29,9 +29,16 @@ class Mixture:
     """
 
     def __init__(
-        self, sources: Mapping[str, Any], weights: Mapping[str, float], *, max_repeats: float | None = None
+        self,
+        sources: Mapping[str, Any],
+        weights: Mapping[str, float] | None = None,
+        *,
+        max_repeats: float | None = None,
     ) -> None:
-        if set(sources) != set(weights) or not sources:
+        if not isinstance(sources, Mapping) or not sources:
+            raise UserError("data.path: give the sources of a mixture by name, data.path={name: path, ...}.")
+        weights = dict.fromkeys(sources, 1.0) if weights is None else weights
+        if set(sources) != set(weights):
             raise UserError(
                 f"data.source.weights={dict(weights)}: give one weight for each source, {', '.join(sources)}."
             )

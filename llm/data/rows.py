@@ -18,20 +18,21 @@ class Row:
     ids    int [context + 1]
     starts int [context + 1]    index in the row of the first token of each token's document (0: or before the row).
                                 Padding is documents of one token, so that nothing sees or predicts it.
-    counted bool [context]      targets that the loss counts; None: all
+    labels int64 [context]      the targets, where they are not simply the next tokens (IGNORED where none counts)
     padding                     padding tokens among the inputs
     """
 
     ids: np.ndarray
     starts: np.ndarray
-    counted: np.ndarray | None = None
+    labels: np.ndarray | None = None
     padding: int = 0
 
     def targets(self) -> np.ndarray:
-        """int64 [context]: the next token, IGNORED where that one begins another document or is not counted."""
+        """int64 [context]: the labels, else the next token, IGNORED where that one begins another document."""
+        if self.labels is not None:
+            return self.labels
         begins = self.starts[1:] == np.arange(1, len(self.starts))
-        keep = ~begins if self.counted is None else ~begins & self.counted
-        return np.where(keep, self.ids[1:].astype(np.int64), IGNORED)
+        return np.where(begins, IGNORED, self.ids[1:].astype(np.int64))
 
     def joined(self) -> Row:
         """The row as one document: tokens see, and are predicted across, the boundaries."""
@@ -78,6 +79,26 @@ class Rows(Protocol):
 
     def progress(self, state: dict[str, Any]) -> dict[str, float]:
         """`data_tokens` served up to a `batch.state` and `data_epochs` they make; of mixtures, data_tokens/<source>."""
+
+
+class HeldOut(Protocol):
+    """Rows in a fixed order, to validate on."""
+
+    name: str
+    context: int
+    fingerprint: str
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Row:
+        """Row `index` of len(self)."""
+
+    @property
+    def tokens(self) -> int:
+        """Predicted tokens."""
+
+    def unigram_entropy(self) -> float:
+        """Nats a token of the tokens' own unigram distribution: the least loss without any context."""
 
 
 def starts_within(first: np.ndarray, length: int) -> np.ndarray:
