@@ -157,5 +157,6 @@ class TrainConfig:
         "save and stop cleanly before this long has passed: 3600, 90m or 11h30m", None, free=True
     )
     precision: str = option("bf16: autocast over fp32 weights; fp32; auto: bf16 where a GPU has it", "auto")
-    on_nonfinite: str = option("what a loss or gradient that is not finite does: raise", "raise", free=True)
+    on_nonfinite: str = option("when a loss or gradient is not finite: raise, skip or rollback", "raise", free=True)
+    max_skips: int = option("most steps in a row that on_nonfinite=skip or rollback pass over", 10, free=True)
     log_every: int = option("steps between lines of metrics", 10, free=True)

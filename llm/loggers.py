@@ -40,6 +40,9 @@ class Logger:
     def log(self, step: int, values: Values) -> None:
         """Take a line of metrics."""
 
+    def rewind(self, step: int) -> None:
+        """Training goes back to `step`: lines beyond it are void."""
+
     def flush(self) -> None:
         """Make durable what was logged: a checkpoint is about to be written."""
 
@@ -64,6 +67,9 @@ class Loggers(Logger):
 
     def log(self, step: int, values: Values) -> None:
         self._each(lambda logger: logger.log(step, values))
+
+    def rewind(self, step: int) -> None:
+        self._each(lambda logger: logger.rewind(step))
 
     def flush(self) -> None:
         self._each(lambda logger: logger.flush())
@@ -101,6 +107,10 @@ class JsonlLogger(Logger):
     def log(self, step: int, values: Values) -> None:
         self.pending.append(json.dumps({"step": step, **values}) + "\n")
         self._write()
+
+    def rewind(self, step: int) -> None:
+        self._write(sync=True)
+        truncate_metrics(self.path, step)
 
     def flush(self) -> None:
         self._write(sync=True)
@@ -157,6 +167,9 @@ class ConsoleLogger(Logger):
     def advance(self, step: int) -> None:
         if self.bar is not None:
             self.bar.update(step - self.bar.n)
+
+    def rewind(self, step: int) -> None:
+        self.advance(step)
 
     def log(self, step: int, values: Values) -> None:
         line = f"step {step}/{self.steps}  " + "  ".join(f"{name} {readable(name, x)}" for name, x in values.items())

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from llm.checkpoint import Checkpoints, DamagedCheckpoint, Snapshot, load_weights
 from llm.errors import UserError
+from llm.guard import SpikeDetector
 from llm.metrics import LossWindow
 from llm.optim import load_optimizer_tensors, optimizer_tensors
 
@@ -27,6 +28,7 @@ class TrainState:
 
     data      position of the data, as `llm.data.merge_states` gives it; None before the first step
     window    sums for the next line of metrics
+    spikes    what the loss has been like, to tell a spike from
     reported  whether this step's line of metrics is written; False when a stop came during its evaluation
     latest    the newest value of everything that was logged
     val_loss  the validation loss at this very step, where it was measured
@@ -43,6 +45,7 @@ class TrainState:
     val_loss: float | None = None
 
     def __post_init__(self) -> None:
+        self.spikes = SpikeDetector(torch.device(self.window.device))
         self.copies = CopyStream(torch.device(self.window.device))
 
     def capture(self, rng_by_rank: list[dict[str, Tensor]], *, keep: bool = True) -> Snapshot:
@@ -58,6 +61,7 @@ class TrainState:
             "tokens": self.tokens,
             "data": self.data,
             "window": self.window.state_dict(),
+            "spikes": self.spikes.state_dict(),
             "reported": self.reported,
             "latest": self.latest,
             "val_loss": self.val_loss,
@@ -79,6 +83,7 @@ class TrainState:
         self.data, self.reported = snapshot.state["data"], snapshot.state["reported"]
         self.latest, self.val_loss = snapshot.state["latest"], snapshot.state["val_loss"]
         self.window.load_state_dict(snapshot.state["window"])
+        self.spikes.load_state_dict(snapshot.state["spikes"])
         prefix = f"rank{rank}."
         mine = {k.removeprefix(prefix): tensor for k, tensor in snapshot.rng.items() if k.startswith(prefix)}
         if mine:

@@ -33,6 +33,7 @@ from llm.config import TrainConfig
 from llm.data import HeldOutRows, Loader, Rows, batches, merge_states, validation_batches
 from llm.data.batch import IGNORED, Batch
 from llm.errors import UserError
+from llm.guard import Guard, NonFiniteError, save_offending_batches
 from llm.loggers import JsonlLogger, Logger, Loggers
 from llm.loss import NextTokenLoss
 from llm.metrics import TIMINGS, TRAINING_FLOPS, Clock, LossWindow, Throughput, peak_memory, perplexity, sum_len_squared
@@ -45,10 +46,6 @@ from llm.state import TrainState, load_initial_weights, rng_tensors, seed_everyt
 from llm.stopping import Outcome, StopSignals, WallTime
 
 SAVE_ATTEMPTS = 3  # at the end of a run
-
-
-class NonFiniteError(UserError):
-    """A loss or a gradient was not finite, and `on_nonfinite` says to stop at that."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +108,9 @@ class Trainer:
         self.objective = accelerator.prepare_model(NextTokenLoss(model))
         self.state = TrainState(model, optimizer, window=LossWindow(self.device))
         self.batches: Loader | None = None
+        self.rolled_back_to: int | None = None
         self.saver = Saver(run.checkpoints, config.checkpoint)
-        self.first_bad = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.guard = Guard(config.on_nonfinite, config.max_skips, self.device)
 
         self.clock = Clock(self.device)
         self.throughput = Throughput(self.clock)
@@ -126,8 +124,7 @@ class Trainer:
             try:
                 self._resume()
                 self._start_loggers()
-                if not self.state.reported:
-                    self.report()
+                self.report()  # of a step whose validation a stop cut short
                 while (outcome := self._outcome()) is Outcome.RUNNING:
                     with self._timed():
                         self.step()
@@ -152,13 +149,13 @@ class Trainer:
         for batch in micro_batches:
             with self._synchronised(batch is micro_batches[-1]):
                 loss += self._forward_backward(batch.to(self.device), counted)
-        loss = self._total(loss)
-        grad_norm = self._clip()
-        set_learning_rate(self.state.optimizer, self.schedule(self.state.step))
-        self.state.copies.before_update()
-        self.state.optimizer.step()
-        self.state.optimizer.zero_grad(set_to_none=True)
-        self._advance(micro_batches, loss, counted, grad_norm)
+        loss, grad_norm = self._total(loss), self._clip()
+        if self.guard.admits(self.state.step + 1, loss, grad_norm):
+            self._update()
+            self._advance(micro_batches)
+            self._note(loss, counted, grad_norm)
+        else:
+            self._pass_over(micro_batches)
 
     def _forward_backward(self, batch: Batch, counted: Tensor) -> Tensor:
         """Add this batch's share of the step's gradient; return its summed cross-entropy.
@@ -179,21 +176,48 @@ class Trainer:
         limit = float("inf") if self.config.optim.clip is None else self.config.optim.clip
         return self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
 
-    def _advance(self, micro_batches: list[Batch], loss: Tensor, counted: Tensor, grad_norm: Tensor) -> None:
-        """Count the step. Nothing here waits for the device."""
-        state = self.state
-        state.step += 1
-        state.val_loss = None
-        state.tokens += self.config.batch_tokens
+    def _update(self) -> None:
+        set_learning_rate(self.state.optimizer, self.schedule(self.state.step))
+        self.state.copies.before_update()
+        self.state.optimizer.step()
+        self.state.optimizer.zero_grad(set_to_none=True)
+        self.state.tokens += self.config.batch_tokens
+
+    def _advance(self, micro_batches: list[Batch]) -> None:
+        """The data of a step are used up."""
+        self.state.step += 1
+        self.state.reported, self.state.val_loss = False, None
         self.data_state = micro_batches[-1].state
-        state.window.add(steps=torch.ones(()), loss=loss, counted=counted, grad_norm=grad_norm)
-        bad = ~(torch.isfinite(loss) & torch.isfinite(grad_norm))
-        self.first_bad = torch.where(bad & (self.first_bad == 0), state.step, self.first_bad)
         squares = sum(sum_len_squared(batch.row_start) for batch in micro_batches)
         tokens = sum(batch.tokens.numel() for batch in micro_batches)
         flops = TRAINING_FLOPS * self.model.flops(tokens, squares)
         self.throughput.add(tokens=self.config.batch_tokens, flops=flops)
-        self.loggers.advance(state.step)
+        self.loggers.advance(self.state.step)
+
+    def _note(self, loss: Tensor, counted: Tensor, grad_norm: Tensor) -> None:
+        """Add a step to the sums for the next line of metrics. Nothing here waits for the device."""
+        spike = self.state.spikes.is_spike(loss / counted.clamp(min=1))
+        self.state.window.add(steps=torch.ones(()), loss=loss, counted=counted, grad_norm=grad_norm, loss_spikes=spike)
+
+    def _pass_over(self, micro_batches: list[Batch]) -> None:
+        """Leave out a step whose loss or gradient is not finite, as `on_nonfinite` says."""
+        bad_step = self.state.step + 1
+        self.state.optimizer.zero_grad(set_to_none=True)
+        path = save_offending_batches(self.run.path, bad_step, self.rank, micro_batches)
+        self._advance(micro_batches)
+        if self.config.on_nonfinite == "rollback":
+            self._roll_back()
+        self.state.window.add(skipped_steps=torch.ones(()))
+        self._say(f"WARNING: step {bad_step} was not finite ({self.config.on_nonfinite}); its data are in {path}")
+
+    def _roll_back(self) -> None:
+        """Back to the newest checkpoint. The data are not rolled back, or they would do the same again."""
+        self.saver.wait()
+        if not self._restore_newest():
+            raise NonFiniteError(f"step {self.state.step} is not finite, and there is no checkpoint to go back to.")
+        self.rolled_back_to = self.state.step
+        self.throughput.restart()
+        self.loggers.rewind(self.state.step)
 
     def report(self) -> None:
         """Write this step's line of metrics, with what is due of training values and validation.
@@ -201,10 +225,11 @@ class Trainer:
         A stop that comes during validation leaves the step unreported, and the resumed run does it again.
         """
         state, values = self.state, {}
-        state.reported = False
+        if state.reported:
+            return
         validating = self._due(self.config.eval.every) or state.step == self.steps
         if validating:
-            self._check_finite()
+            self.guard.check()
             values = self.evaluate()
             if values is None:
                 return
@@ -217,12 +242,15 @@ class Trainer:
 
     def _training_values(self) -> dict[str, float]:
         """Means since the last line, and how fast it went. Waits for the device."""
-        self._check_finite()
+        self.guard.check()
         sums = self.state.window.flush()
+        values = {}
+        if "steps" in sums:
+            values = {"loss": sums["loss"] / max(1, sums["counted"]), "grad_norm": sums["grad_norm"] / sums["steps"]}
         return {
-            "loss": sums["loss"] / max(1, sums["counted"]),
+            **values,
+            **{name: int(sums[name]) for name in ("loss_spikes", "skipped_steps") if sums.get(name)},
             "lr": self.state.optimizer.param_groups[0]["lr"],
-            "grad_norm": sums["grad_norm"] / sums["steps"],
             "tokens": self.state.tokens,
             **self.throughput.report(steps_left=self.steps - self.state.step),
             "memory_gib": peak_memory(self.device),
@@ -255,7 +283,9 @@ class Trainer:
 
     def save(self) -> None:
         """Start to write a checkpoint. A disk that refuses it does not stop training: the next one may succeed."""
-        self._check_finite()
+        if self.state.step == self.rolled_back_to:
+            return  # it is there already
+        self.guard.check()
         with self._timed(), self.clock.paused():
             self.loggers.flush()
             ranks = gather_object([(rng_tensors(), self.data_state)])
@@ -279,31 +309,33 @@ class Trainer:
     def _resume(self) -> None:
         """Go on from the newest good checkpoint, which the main process chooses; else start, maybe from `init_from`."""
         seed_everything(self.config.seed, self.rank)
-        snapshot = self.run.checkpoints.load_newest() if self.accelerator.is_main_process else None
-        (step,) = broadcast_object_list([snapshot.step if snapshot else None])
-        if step is not None:
-            snapshot = snapshot or load_checkpoint(self.run.checkpoints.path(step))
-            self.state.restore(snapshot, self.rank)
-            self.saver.saved_step = step
-            self._announce_resume(snapshot.state["world_size"])
-        elif self.config.init_from:
+        if not self._restore_newest() and self.config.init_from:
             load_initial_weights(self.model, self.config.init_from)
         self.data_state = self.state.data
         share = {"rank": self.rank, "world_size": self.world_size, "rows_per_step": self.plan.rows}
         share |= {"workers": self.config.data.workers, "state": self.state.data}
         self.batches = batches(self.rows, micro_batch=self.plan.micro_batch, **share)
 
-    def _announce_resume(self, world_size: int) -> None:
-        if not self.accelerator.is_main_process:
-            return
-        print(f"resumed at step {self.state.step}", file=sys.stderr, flush=True)
-        if world_size != self.world_size:
-            print(
-                f"note: up to here the run had {world_size} process(es), now {self.world_size}: the data are the same, "
-                "the loss is the same but for the order of float additions",
-                file=sys.stderr,
-                flush=True,
+    def _restore_newest(self) -> bool:
+        """Become the newest good checkpoint, which the main process chooses; False where there is none."""
+        snapshot = self.run.checkpoints.load_newest() if self.accelerator.is_main_process else None
+        (step,) = broadcast_object_list([snapshot.step if snapshot else None])
+        if step is None:
+            return False
+        snapshot = snapshot or load_checkpoint(self.run.checkpoints.path(step))
+        self.state.restore(snapshot, self.rank)
+        self.saver.saved_step = step
+        self._say(f"continuing from the checkpoint of step {step}")
+        if (before := snapshot.state["world_size"]) != self.world_size:
+            self._say(
+                f"note: up to here the run had {before} process(es), now {self.world_size}: the data are the same, and "
+                "the loss but for the order of float additions"
             )
+        return True
+
+    def _say(self, text: str) -> None:
+        if self.accelerator.is_main_process:
+            print(text, file=sys.stderr, flush=True)
 
     def _start_loggers(self) -> None:
         # an unreported step has no line yet, and lines of steps beyond it are void as well
@@ -324,16 +356,6 @@ class Trainer:
         """Whether any rank got a signal or is out of time."""
         own = max(self.signals.outcome, Outcome.OUT_OF_TIME if self.wall_time.over() else Outcome.RUNNING)
         return Outcome(self.agreement.greatest(own))
-
-    def _check_finite(self) -> None:
-        bad = self.first_bad.item()
-        if bad:
-            self.saver.wait()
-            raise NonFiniteError(
-                f"the loss or the gradient of step {bad} is not finite (on_nonfinite={self.config.on_nonfinite}). "
-                f"The newest checkpoint is step {self.saver.saved_step}. Lower optim.lr, lengthen schedule.warmup, or "
-                "look at the data of that step."
-            )
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.state.step % every == 0

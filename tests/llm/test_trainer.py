@@ -18,6 +18,7 @@ from llm.checkpoint import Checkpoints
 from llm.compose import compose, groups
 from llm.data import training_rows, validation_sets
 from llm.errors import UserError
+from llm.guard import NonFiniteError, SpikeDetector
 from llm.loggers import Logger
 from llm.optim import build_optimizer
 from llm.parallel import build_accelerator
@@ -25,7 +26,7 @@ from llm.runfolder import open_run
 from llm.runs_equal import differences_of_runs, metrics_of
 from llm.stopping import Outcome, StopSignals, WallTime, parse_duration
 from llm.tokenizer import load_tokenizer
-from llm.trainer import NonFiniteError, StepPlan, Trainer
+from llm.trainer import StepPlan, Trainer
 
 STEPS = 8
 
@@ -262,9 +263,73 @@ def test_a_number_that_is_not_finite_stops_before_it_is_saved(words, tmp_path, w
             weight.register_hook(lambda grad: grad * torch.inf)
 
     trainer.loggers.loggers.append(At(2, poison))
-    with pytest.raises(NonFiniteError, match=r"step 3 is not finite.*newest checkpoint is step 2"):
+    with pytest.raises(NonFiniteError, match=r"step 3 is not finite.*on_nonfinite=raise"):
         trainer.fit()
     assert Checkpoints(tmp_path / "run").steps() == [2]
+
+
+def poisoned_trainer(words, *bad_steps, times=1):
+    """A trainer whose gradient is not finite in `bad_steps`, the first few times that it gets there."""
+    trainer, left = make_trainer(words), dict.fromkeys(bad_steps, times * 2)  # two micro-batches a step
+
+    def poison(grad):
+        step = trainer.state.step + 1
+        left[step] = left.get(step, 0) - 1
+        return grad * torch.nan if left[step] >= 0 else grad
+
+    trainer.model.embeddings.weight.register_hook(poison)
+    return trainer
+
+
+def test_a_skipped_step_leaves_the_weights_and_uses_up_its_data(words, train, tmp_path, capsys):
+    command = words("run", "on_nonfinite=skip", "log_every=1", "checkpoint.every=1", "checkpoint.keep=9")
+    poisoned_trainer([*command, "stop_after=5"], 4).fit()
+    make_trainer(command).fit()
+    before, after = (load_file(Checkpoints(tmp_path / "run").path(s) / "model.safetensors") for s in (3, 4))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    lines = metrics_of(tmp_path / "run")
+    assert [line["tokens"] for line in lines] == [128 * n for n in (1, 2, 3, 3, 4, 5, 6, 7)]
+    assert lines[3].keys() == {"step", "skipped_steps", "lr", "tokens", "val_loss", "val_perplexity"}
+    assert Checkpoints(tmp_path / "run").load_newest().state["data"]["row"] == 4 * STEPS
+    rows = load_file(tmp_path / "run" / "nonfinite" / "step_00000004_rank_0.safetensors")
+    assert rows["tokens"].shape == (4, 32)
+    assert "step 4 was not finite" in capsys.readouterr().err
+
+    poisoned_trainer([w.replace("/run", "/again") for w in command], 4).fit()
+    assert_same_run(tmp_path / "run", tmp_path / "again")
+
+
+def test_a_rollback_goes_on_behind_the_bad_data(words, tmp_path):
+    trainer = poisoned_trainer(words("run", "on_nonfinite=rollback", "log_every=1", "checkpoint.every=3"), 5)
+    assert trainer.fit().outcome is Outcome.FINISHED
+    lines = metrics_of(tmp_path / "run")
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1)), "no step is there twice"
+    assert lines[3]["skipped_steps"] == 1
+    wasted = 2  # step 4 of the first time, and the bad step 5
+    assert Checkpoints(tmp_path / "run").load_newest().state["data"]["row"] == 4 * (STEPS + wasted)
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_bad_steps_without_end_are_an_error(words, policy):
+    command = words("run", f"on_nonfinite={policy}", "max_skips=2", "checkpoint.every=2")
+    trainer = poisoned_trainer(command, *range(4, 9), times=9)
+    with pytest.raises(NonFiniteError, match="for the 3th time in a row"):
+        trainer.fit()
+
+
+def test_a_loss_spike_is_noticed_and_survives_json():
+    detector = SpikeDetector(torch.device("cpu"), warmup=20)
+    losses = 3 + 0.01 * torch.randn(60, generator=torch.Generator().manual_seed(0))
+    losses[[30, 45]] = torch.tensor([9.0, torch.inf])
+    found = []
+    for step, loss in enumerate(losses):
+        if step == 40:
+            state = json.loads(json.dumps(detector.state_dict()))
+            detector = SpikeDetector(torch.device("cpu"), warmup=20)
+            detector.load_state_dict(state)
+        if detector.is_spike(loss):
+            found.append(step)
+    assert found == [30, 45]
 
 
 def test_a_disk_that_refuses_a_checkpoint_does_not_stop_training(words, tmp_path, capsys, monkeypatch):
@@ -325,6 +390,7 @@ def test_bf16_autocast_over_fp32_weights(words, tmp_path):
         (["micro_batch=3"], "micro_batch=3 on 1 device"),
         (["steps=null"], "steps=None and tokens=None"),
         (["schedule.warmup=99"], "schedule.warmup=99"),
+        (["on_nonfinite=ignore"], "on_nonfinite=ignore"),
         (["precision=fp8"], "precision=fp8"),
         (["max_wall_time=soon"], "max_wall_time=soon"),
     ],
