@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from llm.cli import command
 
+FORMATS = "auto (default), native: an architecture of transformers, self-contained: with the model's own code"
+
 
 @command
 def main(words: Sequence[str] | None = None) -> None:
@@ -17,21 +19,18 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument("out", metavar="OUT", help="new folder of the export")
     parser.add_argument("--step", type=int, help="checkpoint of this step (default: the newest)")
+    parser.add_argument("--format", default="auto", help=FORMATS)
     options = parser.parse_args(words)
 
     from transformers.utils import logging
 
-    from llm.export.export import export_run
+    from llm.export.export import export_run, how_to_load
 
     logging.disable_progress_bar()
-    print(f"{options.run}: exporting, and comparing the export with the model in a fresh process ...", flush=True)
-    print(export_run(options.run, options.out, step=options.step))
-    print(
-        f"{options.out}: ready. Load it with\n"
-        f"  AutoModelForCausalLM.from_pretrained({options.out!r}, trust_remote_code=True)\n"
-        f"  AutoTokenizer.from_pretrained({options.out!r}, trust_remote_code=True)\n"
-        "torch and transformers are all that it needs."
-    )
+    logging.set_verbosity_error()
+    say = lambda line: print(f"{options.run}: {line} ...", flush=True)  # noqa: E731
+    print(export_run(options.run, options.out, step=options.step, form=options.format, say=say))
+    print(how_to_load(options.out))
 
 
 if __name__ == "__main__":

@@ -4,28 +4,50 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from llm.durable import TEMPORARY
 from llm.errors import UserError
+from llm.export.native import fitting, has_cache
 from llm.export.parity import Parity, check_exports
-from llm.export.write import write_export
+from llm.export.write import write_native, write_self_contained
+from llm.model.decoder import Decoder
 from llm.runs import load_run
 
+FORMATS = ("auto", "native", "self-contained")
 
-def export_run(run: Path | str, out: Path | str, *, step: int | None = None) -> Parity:
+
+def export_run(
+    run: Path | str,
+    out: Path | str,
+    *,
+    step: int | None = None,
+    form: str = "auto",
+    say: Callable[[str], None] = lambda line: None,
+) -> Parity:
     """Export the model of a run after `step` (None: the newest checkpoint) to the new folder `out`.
 
-    Returns how it compares with the model. Raises UserError, and leaves no folder, where `out` exists, the run cannot
-    be read, or the export differs from the model.
+    `form` is "native" (an architecture of transformers), "self-contained" (with our code) or "auto": native where that
+    loses nothing and decodes with a cache. `say` is told what is going on. Returns how the export compares with the
+    model. Raises UserError, and leaves no folder, where `out` exists, the run cannot be read, no native architecture
+    fits though one was asked for, or the export differs from the model.
     """
     out = Path(out)
     if out.exists():
         raise UserError(f"{out} exists and is not overwritten. Choose another folder, or remove it.")
     model, tokenizer, config = load_run(run, step)
+    architecture, reasons = fitting(model)
+    form = choose_form(form, model, architecture is not None, reasons)
     aside = out.parent / f"{TEMPORARY}{out.name}-{os.getpid()}"
     try:
-        write_export(aside, model, tokenizer, config)
+        if form == "native":
+            say(f"writing it as transformers' own {architecture.model_type}")
+            write_native(aside, model, tokenizer, config, architecture)
+        else:
+            say("writing it with its own code")
+            write_self_contained(aside, model, tokenizer, config)
+        say("comparing it with the model, loaded through transformers in a process without the project")
         parity = check_exports({"export": aside}, {"export": model}, tokenizer)["export"]
         if parity.failures():
             raise UserError(f"the export differs from the model and is not kept: {'; '.join(parity.failures())}.")
@@ -35,3 +57,28 @@ def export_run(run: Path | str, out: Path | str, *, step: int | None = None) -> 
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return parity
+
+
+def choose_form(form: str, model: Decoder, fits: bool, reasons: list[str]) -> str:
+    """ "native" or "self-contained"; UserError for an unknown one, or for a native one that does not fit."""
+    if form not in FORMATS:
+        raise UserError(f"--format {form} is unknown. Known: {', '.join(FORMATS)}.")
+    if form == "native" and not fits:
+        raise UserError(
+            f"--format native: no architecture of transformers holds this model ({'. '.join(reasons)}). "
+            "Use --format self-contained."
+        )
+    if form == "auto":
+        return "native" if fits and has_cache(model) else "self-contained"
+    return form
+
+
+def how_to_load(out: Path | str) -> str:
+    """What to type next."""
+    own_code = (Path(out) / "modeling_mixlab.py").exists()
+    arguments = f"{str(out)!r}, trust_remote_code=True" if own_code else repr(str(out))
+    return (
+        f"{out}: ready. torch and transformers are all that it needs:\n"
+        f"  model = AutoModelForCausalLM.from_pretrained({arguments})\n"
+        f"  tokenizer = AutoTokenizer.from_pretrained({arguments})"
+    )

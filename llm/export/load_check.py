@@ -3,7 +3,7 @@
 A script of its own: it imports torch, transformers and safetensors, and makes sure that the project and what only it
 needs cannot be imported. FOLDER holds ``request.json``
 
-    {"blocked": [module, ...], "sys_path": [folder, ...], "threads": n, "exports": {name: folder, ...}}
+    {"blocked": [module, ...], "sys_path": [folder, ...], "threads": n, "exports": {name: {"path", "cache"}, ...}}
 
 for each export ``NAME.request.safetensors``, with int64 [B, T] tensors ``CASE.input_ids`` and, where wanted,
 ``CASE.position_ids`` (the case ``prompt`` is continued instead), and ``text.txt``. Written are, for each export,
@@ -21,8 +21,8 @@ from typing import Any
 NEW_TOKENS = 12
 
 
-def answer(model: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """Logits of the cases, logits through the cache, and what is generated, as tensors by name."""
+def answer(model: Any, request: dict[str, Any], *, cache: bool) -> dict[str, Any]:
+    """Logits of the cases, logits through the cache if there is one, and what is generated, as tensors by name."""
     import torch
 
     prompt = request.pop("prompt.input_ids")
@@ -32,15 +32,14 @@ def answer(model: Any, request: dict[str, Any]) -> dict[str, Any]:
         cases.setdefault(name, {})[argument] = tensor
     found = {f"logits.{name}": model(**inputs, use_cache=False).logits for name, inputs in cases.items()}
     settings = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False}
-    for name, extra in {
-        "greedy": {},
-        "greedy_uncached": {"use_cache": False},
-        "beams": {"num_beams": 3},
-        "beams_uncached": {"num_beams": 3, "use_cache": False},
-    }.items():
-        found[name] = model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings, **extra)
+    for name, beams in {"greedy": 1, "beams": 3}.items():
+        for suffix, use_cache in {"": cache, "_uncached": False}.items():
+            found[name + suffix] = model.generate(
+                prompt, attention_mask=torch.ones_like(prompt), num_beams=beams, use_cache=use_cache, **settings
+            )
     found["padded"], found["alone"] = padded_and_alone(model, prompt, settings)
-    found["stepped_logits"] = stepped_logits(model, found["greedy"], prompt.shape[1])
+    if cache:
+        found["stepped_logits"] = stepped_logits(model, found["greedy"], prompt.shape[1])
     found["whole_logits"] = model(found["greedy"], use_cache=False).logits
     return {name: tensor.contiguous() for name, tensor in found.items()}
 
@@ -86,17 +85,16 @@ def main(folder: Path) -> None:
     torch.set_num_threads(request["threads"])
     text = (folder / "text.txt").read_text(encoding="utf-8")
     models = {
-        name: AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True, dtype=torch.float32)
-        for name, path in request["exports"].items()
+        name: AutoModelForCausalLM.from_pretrained(export["path"], trust_remote_code=True, dtype=torch.float32)
+        for name, export in request["exports"].items()
     }
     with torch.inference_mode():
         for name, model in models.items():
-            save_file(
-                answer(model.eval(), load_file(folder / f"{name}.request.safetensors")),
-                folder / f"{name}.answer.safetensors",
-            )
-            tokenizer = AutoTokenizer.from_pretrained(request["exports"][name], trust_remote_code=True)
-            (folder / f"{name}.tokens.json").write_text(json.dumps(tokenizer(text)["input_ids"]))
+            export, asked = request["exports"][name], load_file(folder / f"{name}.request.safetensors")
+            save_file(answer(model.eval(), asked, cache=export["cache"]), folder / f"{name}.answer.safetensors")
+            tokenizer = AutoTokenizer.from_pretrained(export["path"], trust_remote_code=True)
+            ids = tokenizer(text, verbose=False)["input_ids"]
+            (folder / f"{name}.tokens.json").write_text(json.dumps(ids))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""A run as a folder that transformers loads, with its own code (``trust_remote_code=True``)."""
+"""A model as a folder that transformers loads: natively, or with its own code (``trust_remote_code=True``)."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from transformers import GenerationConfig
 from llm.config import TrainConfig
 from llm.export.bundle import bundle
 from llm.export.modeling_mixlab import MixlabConfig, MixlabForCausalLM
+from llm.export.native import Architecture
 from llm.layout import layer_names
 from llm.model.decoder import Decoder
 
@@ -20,11 +22,25 @@ if TYPE_CHECKING:
 MODELING = "llm.export.modeling_mixlab"
 
 
-def write_export(folder: Path, model: Decoder, tokenizer: PreTrainedTokenizerBase, config: TrainConfig) -> None:
-    """Write weights (fp32), code, configuration, generation settings and tokenizer into a new folder."""
+def write_native(
+    folder: Path, model: Decoder, tokenizer: PreTrainedTokenizerBase, config: TrainConfig, architecture: Architecture
+) -> None:
+    """Write the model as one of `architecture`: weights (fp32), configuration, generation settings and tokenizer."""
+    settings = generation_config(tokenizer)
+    exported = architecture.convert(
+        model, max_context=config.context, end=settings.eos_token_id, begin=settings.bos_token_id
+    )
+    settings.use_cache = exported.config.use_cache
+    exported.generation_config = settings
+    exported.save_pretrained(folder)
+    save_tokenizer(folder, tokenizer, config.context)
+
+
+def write_self_contained(folder: Path, model: Decoder, tokenizer: PreTrainedTokenizerBase, config: TrainConfig) -> None:
+    """Write the model with its code: weights (fp32), modules, configuration, generation settings and tokenizer."""
     hf_config = mixlab_config(model, config)
+    folder.mkdir(parents=True)
     for name, text in bundle(MODELING, class_names(hf_config.mixers)).items():
-        folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     with torch.device("meta"):
         exported = MixlabForCausalLM(hf_config)
@@ -82,6 +98,7 @@ def generation_config(tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
 
 def save_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase, context: int) -> None:
     """The tokenizer for batches of a decoder: padding on the left, with the end of document if nothing else."""
+    tokenizer = copy.deepcopy(tokenizer)
     for name in ("is_local", "local_files_only"):  # how it was loaded here is not a property of it
         tokenizer.init_kwargs.pop(name, None)
     tokenizer.padding_side = "left"

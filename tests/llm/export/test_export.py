@@ -15,7 +15,7 @@ from llm.compose import compose
 from llm.errors import UserError
 from llm.export import export
 from llm.export.parity import check_exports
-from llm.export.write import write_export
+from llm.export.write import write_self_contained
 from llm.tokenizer import load_tokenizer
 
 # folder with another transformers to test: pip install --target FOLDER transformers==5.17.0
@@ -45,7 +45,7 @@ def exported(tmp_path_factory, tokenizer, layouts, small):
         tied = f"model.tie_embeddings={str(layout != layouts[-1]).lower()}"
         config = compose([f"mixer={layout}", *small, "model.init_std=0.2", tied])
         models[layout] = build_model(config, len(tokenizer)).eval()
-        write_export(root / layout, models[layout], tokenizer, config)
+        write_self_contained(root / layout, models[layout], tokenizer, config)
     return root, models
 
 
@@ -140,7 +140,7 @@ def test_training_from_scratch_draws_the_weights(exported):
 
 def test_export_leaves_nothing_when_it_differs(make_run, tmp_path, monkeypatch):
     run, out = make_run("softmax"), tmp_path / "out"
-    write = export.write_export
+    write = export.write_self_contained
 
     def write_wrongly(folder, model, tokenizer, config):
         with torch.no_grad():
@@ -149,10 +149,10 @@ def test_export_leaves_nothing_when_it_differs(make_run, tmp_path, monkeypatch):
         with torch.no_grad():
             model.norm.weight.div_(1.01)
 
-    monkeypatch.setattr(export, "write_export", write_wrongly)
+    monkeypatch.setattr(export, "write_self_contained", write_wrongly)
     with pytest.raises(UserError, match=r"logits differ by 1\.0e-02"):
-        export.export_run(run, out)
+        export.export_run(run, out, form="self-contained")
     assert [p.name for p in tmp_path.iterdir()] == [run.name]
     out.mkdir()
     with pytest.raises(UserError, match="is not overwritten"):
-        export.export_run(run, out)
+        export.export_run(run, out, form="self-contained")
