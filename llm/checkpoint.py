@@ -33,6 +33,7 @@ from llm.errors import UserError
 
 FORMAT = 1
 PART_BYTES = 4 * 2**30
+REPLACED = f"{TEMPORARY}replaced-"
 TENSOR_GROUPS = ("model", "optimizer", "rng")
 
 
@@ -81,9 +82,9 @@ class Checkpoints:
         Raises OSError (disk full, folder gone) or DamagedCheckpoint; earlier checkpoints are untouched then.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.remove_leftovers()
         final = self.path(snapshot.step)
         aside = self.folder / f"{TEMPORARY}{final.name}"
+        shutil.rmtree(aside, ignore_errors=True)
         try:
             write_checkpoint(aside, snapshot, self.part_bytes)
             _replace_folder(aside, final)
@@ -116,8 +117,12 @@ class Checkpoints:
         measured = [step for step, loss in losses.items() if loss is not None]
         return {min(measured, key=losses.__getitem__)} if measured else set()
 
-    def remove_leftovers(self) -> None:
-        """Drop what a crash in the middle of writing left. Only for the holder of the run's lock."""
+    def recover(self) -> None:
+        """Undo what a crash left half done. Only for the holder of the run's lock, before anything is saved."""
+        for old in self.folder.glob(f"{REPLACED}*"):
+            final = self.folder / old.name.removeprefix(REPLACED)
+            if not final.exists():
+                os.rename(old, final)
         for path in self.folder.glob(f"{TEMPORARY}*"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -213,7 +218,11 @@ def load_checkpoint(folder: Path) -> Snapshot:
     """Verify and read a whole checkpoint. Raises DamagedCheckpoint."""
     files = verify(folder)["files"]
     groups = {group: _load_group(folder, files, group) for group in TENSOR_GROUPS}
-    return Snapshot(state=json.loads((folder / "state.json").read_bytes()), **groups)
+    try:
+        state = json.loads((folder / "state.json").read_bytes())
+    except ValueError as error:
+        raise DamagedCheckpoint(f"{folder / 'state.json'}: {error}") from error
+    return Snapshot(state=state, **groups)
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
@@ -238,11 +247,13 @@ def _load_group(folder: Path, files: dict[str, Any], group: str) -> dict[str, Te
 
 
 def _replace_folder(aside: Path, final: Path) -> None:
-    """Rename `aside` to `final`, which may exist where a damaged checkpoint of the same step was passed over."""
+    """Rename `aside` to `final`. One that is there already steps back first, so that `recover` could bring it back."""
+    old = final.with_name(REPLACED + final.name)
     if final.exists():
-        _discard(final)
+        os.rename(final, old)
     os.rename(aside, final)
     sync(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _discard(folder: Path) -> None:

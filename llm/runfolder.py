@@ -62,6 +62,7 @@ class RunFolder:
             run._refuse_other_run(config)
             run._write_config(config)
             run._append_environment()
+            run.checkpoints.recover()
         except BaseException:
             run.close()
             raise

@@ -227,13 +227,13 @@ class Trainer:
         state, values = self.state, {}
         if state.reported:
             return
-        validating = self._due(self.config.eval.every) or state.step == self.steps
-        if validating:
+        first, last = state.step == 1, state.step == self.steps
+        if last or self._due(self.config.eval.every):
             self.guard.check()
             values = self.evaluate()
             if values is None:
                 return
-        if state.step == 1 or self._due(self.config.log_every):
+        if first or last or self._due(self.config.log_every):
             values = self._training_values() | values
         state.reported, state.val_loss = True, values.get("val_loss")
         if values:
@@ -250,7 +250,7 @@ class Trainer:
         return {
             **values,
             **{name: int(sums[name]) for name in ("loss_spikes", "skipped_steps") if sums.get(name)},
-            "lr": self.state.optimizer.param_groups[0]["lr"],
+            "lr": self.config.optim.lr * self.schedule(self.state.step - 1),
             "tokens": self.state.tokens,
             **self.throughput.report(steps_left=self.steps - self.state.step),
             "memory_gib": peak_memory(self.device),
@@ -324,7 +324,7 @@ class Trainer:
             return False
         snapshot = snapshot or load_checkpoint(self.run.checkpoints.path(step))
         self.state.restore(snapshot, self.rank)
-        self.saver.saved_step = step
+        self.saver.saved_step = step if self.state.reported else None
         self._say(f"continuing from the checkpoint of step {step}")
         if (before := snapshot.state["world_size"]) != self.world_size:
             self._say(
@@ -338,10 +338,9 @@ class Trainer:
             print(text, file=sys.stderr, flush=True)
 
     def _start_loggers(self) -> None:
-        # an unreported step has no line yet, and lines of steps beyond it are void as well
-        self.loggers.start(
-            run_dir=self.run.path, config=plain_config(self.config), step=self.state.step, steps=self.steps
-        )
+        # the line of an unreported step, if an earlier attempt got that far, is written anew
+        step = self.state.step if self.state.reported else self.state.step - 1
+        self.loggers.start(run_dir=self.run.path, config=plain_config(self.config), step=step, steps=self.steps)
 
     def _outcome(self) -> Outcome:
         """Go on, or why not."""

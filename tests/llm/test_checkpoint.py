@@ -154,44 +154,48 @@ def test_nothing_is_pruned_before_the_newer_one_verifies(tmp_path, monkeypatch):
     assert checkpoints.steps() == [1, 2]
 
 
-KILLED_WHILE = {
-    "tensors are written": "module._save_tensors",
-    "the manifest is hashed": "module.sha256",
-    "it is renamed": "module.os.rename",
-    "the older is pruned": "module.shutil.rmtree",
+KILLED_AT = {
+    "module._save_tensors": 3,
+    "module.sha256": 8,
+    "module.os.rename": 2,
+    "module.shutil.rmtree": 5,
+    "module.verify": 1,
 }
 
 
-@pytest.mark.parametrize("point", KILLED_WHILE)
-@pytest.mark.parametrize("call", [1, 2])
-def test_a_kill_while_saving_leaves_a_good_checkpoint(tmp_path, point, call):
-    """SIGKILL at the n-th call of a function that saving goes through; before, the folder has step 1."""
-    save(tmp_path, 1)
-    code = f"""
-        import os, signal, sys, torch
-        from pathlib import Path
-        from llm import checkpoint as module
+@pytest.mark.parametrize("again", [False, True], ids=["a new step", "the same step again"])
+@pytest.mark.parametrize(("function", "calls"), KILLED_AT.items())
+def test_a_kill_while_saving_leaves_a_good_checkpoint(tmp_path, function, calls, again):
+    """SIGKILL at the n-th call of a function that saving goes through, for each n; before, the folder has step 1."""
+    for call in range(1, calls + 1):
+        checkpoints = save(tmp_path / str(call), 1)
+        if killed_in_save(checkpoints, snapshot(1 if again else 2), function, call):
+            checkpoints.recover()
+            assert all(verify(checkpoints.path(step)) for step in checkpoints.steps())
+            assert checkpoints.load_newest().step in (1, 2)
+        checkpoints.save(snapshot(3), CheckpointConfig(keep=1))
+        assert [p.name for p in checkpoints.folder.iterdir()] == ["step_00000003"]
 
-        calls, original = 0, {KILLED_WHILE[point]}
+
+def killed_in_save(checkpoints, shot, function, call):
+    """Save in a process of its own that is killed at the `call`-th call of `function`; False if it never came there."""
+    child = os.fork()
+    if child == 0:
+        owner = eval(function.rpartition(".")[0], {"module": module})
+        name, calls = function.rpartition(".")[2], 0
+        original = getattr(owner, name)
+
         def killer(*args, **kwargs):
-            global calls
+            nonlocal calls
             calls += 1
-            if calls == {call}:
+            if calls == call:
                 os.kill(os.getpid(), signal.SIGKILL)
             return original(*args, **kwargs)
-        {KILLED_WHILE[point]} = killer
-        tensors = {{"w": torch.ones(4)}}
-        shot = module.Snapshot(tensors, tensors, tensors, {{"step": 2}})
-        from llm.config import CheckpointConfig
-        module.Checkpoints(Path({str(tmp_path)!r})).save(shot, CheckpointConfig(keep=1))
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=60)
-    assert done.returncode == -signal.SIGKILL
-    checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.load_newest().step in (1, 2)
-    assert all(verify(checkpoints.path(step)) for step in checkpoints.steps())
-    checkpoints.save(snapshot(3), CheckpointConfig(keep=1))
-    assert [p.name for p in checkpoints.folder.iterdir()] == ["step_00000003"]
+
+        setattr(owner, name, killer)
+        checkpoints.save(shot, CheckpointConfig(keep=1))
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
 class Tied(nn.Module):

@@ -101,8 +101,10 @@ def test_a_whole_run(train, tmp_path):
     assert (summary.outcome, summary.step, summary.outcome.exit_code) == (Outcome.FINISHED, STEPS, 0)
     lines = metrics_of(tmp_path / "run")
     assert [line["step"] for line in lines] == [1, 3, 4, 6, 8]
-    assert lines[-1].keys() == {"step", "val_loss", "val_perplexity"}
-    assert lines[1].keys() == {"step", "loss", "lr", "grad_norm", "tokens"}
+    training, validation = {"loss", "lr", "grad_norm", "tokens"}, {"val_loss", "val_perplexity"}
+    assert [line.keys() - {"step"} for line in lines] == [
+        training, training, validation, training, training | validation
+    ]  # fmt: skip
     assert lines[0]["lr"] == 0.005
     assert lines[3]["tokens"] == 6 * 128
     assert lines[-1]["val_loss"] < lines[2]["val_loss"] < lines[0]["loss"]
@@ -205,10 +207,25 @@ def test_a_signal_saves_and_stops_at_the_step(train, whole, tmp_path, number, ou
     assert_same_run(whole, tmp_path / "parts")
 
 
-def test_a_signal_in_validation_stops_it_and_it_is_done_again(train, whole, tmp_path):
-    summary = train("parts", loggers=[At(4, lambda: os.kill(os.getpid(), signal.SIGTERM))])
-    assert (summary.outcome, summary.step) == (Outcome.PREEMPTED, 4)
-    assert [line["step"] for line in metrics_of(tmp_path / "parts")] == [1, 3]
+@pytest.mark.parametrize("step", [4, STEPS])
+def test_a_signal_in_validation_stops_it_and_it_is_done_again(train, whole, tmp_path, step):
+    summary = train("parts", loggers=[At(step, lambda: os.kill(os.getpid(), signal.SIGTERM))])
+    assert (summary.outcome, summary.step) == (Outcome.PREEMPTED, step)
+    assert metrics_of(tmp_path / "parts")[-1]["step"] < step
+    train("parts")
+    assert_same_run(whole, tmp_path / "parts")
+
+
+def test_a_crash_after_a_validation_was_done_again(train, whole, tmp_path):
+    """The checkpoint is from before the validation; its line of metrics must not be there twice in the end."""
+
+    def crash():
+        raise KeyboardInterrupt
+
+    train("parts", "checkpoint.every=0", loggers=[At(4, lambda: os.kill(os.getpid(), signal.SIGTERM))])
+    with pytest.raises(KeyboardInterrupt):
+        train("parts", "checkpoint.every=0", loggers=[At(5, crash)])
+    assert metrics_of(tmp_path / "parts")[-1]["step"] == 4
     train("parts")
     assert_same_run(whole, tmp_path / "parts")
 
