@@ -37,8 +37,8 @@ def export_run(
     if out.exists():
         raise UserError(f"{out} exists and is not overwritten. Choose another folder, or remove it.")
     model, tokenizer, config = load_run(run, step)
-    architecture, reasons = fitting(model)
-    form = choose_form(form, model, architecture is not None, reasons)
+    architecture, reason = fitting(model)
+    form = choose_form(form, model, reason)
     aside = out.parent / f"{TEMPORARY}{out.name}-{os.getpid()}"
     try:
         if form == "native":
@@ -59,17 +59,14 @@ def export_run(
     return parity
 
 
-def choose_form(form: str, model: Decoder, fits: bool, reasons: list[str]) -> str:
-    """ "native" or "self-contained"; UserError for an unknown one, or for a native one that does not fit."""
+def choose_form(form: str, model: Decoder, reason: str) -> str:
+    """ "native" or "self-contained"; UserError for an unknown one, or for native where a `reason` is against it."""
     if form not in FORMATS:
         raise UserError(f"--format {form} is unknown. Known: {', '.join(FORMATS)}.")
-    if form == "native" and not fits:
-        raise UserError(
-            f"--format native: no architecture of transformers holds this model ({'. '.join(reasons)}). "
-            "Use --format self-contained."
-        )
+    if form == "native" and reason:
+        raise UserError(f"--format native: not possible for this model ({reason}). Use --format self-contained.")
     if form == "auto":
-        return "native" if fits and has_cache(model) else "self-contained"
+        return "native" if not reason and has_cache(model) else "self-contained"
     return form
 
 

@@ -30,7 +30,7 @@ from llm.model.decoder import Decoder
 Weights = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Architecture:
     """One model type of transformers: which mixers it has, what it asks of them, and how it is configured.
 
@@ -114,15 +114,19 @@ def has_cache(model: Decoder) -> bool:
     return any(isinstance(block.mixer, SoftmaxAttention) for block in model.layers)
 
 
-def fitting(model: Decoder) -> tuple[Architecture | None, list[str]]:
-    """The first architecture that holds the model, and what stands in the way of those before it, or of all."""
-    reasons = []
+def fitting(model: Decoder) -> tuple[Architecture | None, str]:
+    """The first architecture that holds the model and "", or None and what stands in the way."""
+    reasons = {}
     for architecture in ARCHITECTURES:
         blockers = architecture.blockers(model)
         if not blockers:
-            return architecture, reasons
-        reasons.append(f"{architecture.model_type} {'; '.join(blockers)}")
-    return None, reasons
+            return architecture, ""
+        reasons[architecture] = blockers
+    kinds = {type(block.mixer) for block in model.layers}
+    close = {a: found for a, found in reasons.items() if kinds <= a.weights.keys()}
+    if close:
+        return None, "; ".join(f"{a.model_type} {', '.join(found)}" for a, found in close.items())
+    return None, f"no architecture has {' and '.join(sorted(kind.__name__ for kind in kinds))}"
 
 
 def _empty(config: PreTrainedConfig) -> PreTrainedModel:

@@ -51,8 +51,13 @@ def exported(tmp_path_factory, tokenizer, layouts, small):
 
 @pytest.fixture(scope="module")
 def parities(exported, tokenizer):
+    """Of every layout; and under "wrong", of a model that is not the one exported."""
     root, models = exported
-    folders = {layout: root / layout for layout in models}
+    folders = {layout: root / layout for layout in models} | {"wrong": root / "softmax"}
+    wrong = copy.deepcopy(models["softmax"])
+    with torch.no_grad():
+        wrong.norm.weight.mul_(1.01)
+    models = models | {"wrong": wrong}
     return check_exports(folders, models, tokenizer, lengths=(1, 65, 130), sys_path=OTHER_TRANSFORMERS)
 
 
@@ -138,21 +143,17 @@ def test_training_from_scratch_draws_the_weights(exported):
     assert not weight.equal(models["softmax"].layers[0].mlp.up_proj.weight)
 
 
-def test_export_leaves_nothing_when_it_differs(make_run, tmp_path, monkeypatch):
+def test_a_different_export_is_noticed(parities):
+    failures = parities["wrong"].failures()
+    assert any(failure.startswith("logits differ by 9.9e-03") for failure in failures), failures
+
+
+def test_export_that_differs_is_not_kept(make_run, parities, tmp_path, monkeypatch):
     run, out = make_run("softmax"), tmp_path / "out"
-    write = export.write_self_contained
-
-    def write_wrongly(folder, model, tokenizer, config):
-        with torch.no_grad():
-            model.norm.weight.mul_(1.01)
-        write(folder, model, tokenizer, config)
-        with torch.no_grad():
-            model.norm.weight.div_(1.01)
-
-    monkeypatch.setattr(export, "write_self_contained", write_wrongly)
-    with pytest.raises(UserError, match=r"logits differ by 1\.0e-02"):
+    monkeypatch.setattr(export, "check_exports", lambda folders, *_: dict.fromkeys(folders, parities["wrong"]))
+    with pytest.raises(UserError, match=r"differs from the model and is not kept: logits differ"):
         export.export_run(run, out, form="self-contained")
     assert [p.name for p in tmp_path.iterdir()] == [run.name]
     out.mkdir()
     with pytest.raises(UserError, match="is not overwritten"):
-        export.export_run(run, out, form="self-contained")
+        export.export_run(run, out)
