@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from llm.checkpoint import load_checkpoint
 from llm.config import TrainConfig
-from llm.data import HeldOutRows, Loader, Rows, batches, merge_states, validation_batches
+from llm.data import HeldOut, Loader, Rows, batches, merge_states, validation_batches
 from llm.data.batch import IGNORED, Batch
 from llm.errors import UserError
 from llm.guard import Guard, NonFiniteError, save_offending_batches
@@ -91,7 +91,7 @@ class Trainer:
         model: nn.Module,
         optimizer: Optimizer,
         rows: Rows,
-        validation: dict[str, HeldOutRows],
+        validation: dict[str, HeldOut],
         loggers: Sequence[Logger],
         run: RunFolder,
         accelerator: Accelerator,
@@ -252,6 +252,7 @@ class Trainer:
             **{name: int(sums[name]) for name in ("loss_spikes", "skipped_steps") if sums.get(name)},
             "lr": self.config.optim.lr * self.schedule(self.state.step - 1),
             "tokens": self.state.tokens,
+            **self.rows.progress(merge_states(gather_object([self.data_state]))),
             **self.throughput.report(steps_left=self.steps - self.state.step),
             "memory_gib": peak_memory(self.device),
         }
@@ -269,7 +270,7 @@ class Trainer:
                 values |= {f"{prefix}_loss": loss, f"{prefix}_perplexity": perplexity(loss)}
         return values
 
-    def _validation_loss(self, held_out: HeldOutRows) -> float | None:
+    def _validation_loss(self, held_out: HeldOut) -> float | None:
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)  # cross-entropy, counted targets
         micro_batch = max(1, self.plan.micro_batch * self.config.context // held_out.context)
         share = {"rank": self.rank, "world_size": self.world_size, "max_rows": self.config.eval.max_rows}

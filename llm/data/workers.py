@@ -105,9 +105,9 @@ def _work(
     rows: Rows, lane_states: dict[str, Any], numbers: Iterable[list[int]], n_workers: int, index: int, ready: Any
 ) -> None:
     """A process: deliver the rows of the lanes that are its own, in order, until the trainer ends it."""
-    # a scheduler's SIGTERM goes to all processes: the trainer still has to finish its step and save
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # a scheduler's signal goes to all processes: the trainer still has to finish its step and save
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread a process: the processes are the parallelism
     reader, sharing = LaneReader(rows, lane_states), Sharing(rows, n_workers)
     try:

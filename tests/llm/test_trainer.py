@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,7 +102,8 @@ def test_a_whole_run(train, tmp_path):
     assert (summary.outcome, summary.step, summary.outcome.exit_code) == (Outcome.FINISHED, STEPS, 0)
     lines = metrics_of(tmp_path / "run")
     assert [line["step"] for line in lines] == [1, 3, 4, 6, 8]
-    training, validation = {"loss", "lr", "grad_norm", "tokens"}, {"val_loss", "val_perplexity"}
+    training = {"loss", "lr", "grad_norm", "tokens", "data_tokens", "data_epochs"}
+    validation = {"val_loss", "val_perplexity"}
     assert [line.keys() - {"step"} for line in lines] == [
         training, training, validation, training, training | validation
     ]  # fmt: skip
@@ -126,6 +128,16 @@ def test_resume_is_bitwise_for_every_mixer(train, tmp_path, mixer):
     train("whole", f"mixer={mixer}", "steps=4")
     train("parts", f"mixer={mixer}", "steps=4", "stop_after=2")
     train("parts", f"mixer={mixer}", "steps=4")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("mode", ["memory", "stream"])
+def test_resume_is_bitwise_with_workers_and_across_epochs(train, tmp_path, mode):
+    settings = [f"data.mode={mode}", "data.streams=4", "batch_tokens=256", "steps=12", "log_every=1"]
+    train("whole", *settings, "data.workers=0")
+    assert metrics_of(tmp_path / "whole")[-1]["data_epochs"] > 1.5
+    train("parts", *settings, "data.workers=2", "stop_after=7")
+    train("parts", *settings, "data.workers=1")
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -306,7 +318,10 @@ def test_a_skipped_step_leaves_the_weights_and_uses_up_its_data(words, train, tm
     assert all(torch.equal(before[name], after[name]) for name in before)
     lines = metrics_of(tmp_path / "run")
     assert [line["tokens"] for line in lines] == [128 * n for n in (1, 2, 3, 3, 4, 5, 6, 7)]
-    assert lines[3].keys() == {"step", "skipped_steps", "lr", "tokens", "val_loss", "val_perplexity"}
+    assert lines[3].keys() == {"step", "skipped_steps", "lr", "tokens", "data_tokens", "data_epochs"} | {
+        "val_loss",
+        "val_perplexity",
+    }
     assert Checkpoints(tmp_path / "run").load_newest().state["data"]["row"] == 4 * STEPS
     rows = load_file(tmp_path / "run" / "nonfinite" / "step_00000004_rank_0.safetensors")
     assert rows["tokens"].shape == (4, 32)
@@ -364,6 +379,15 @@ def test_a_disk_that_refuses_a_checkpoint_does_not_stop_training(words, tmp_path
     assert refused == [3]
     assert Checkpoints(tmp_path / "run").steps() == [6, 8]
     assert "WARNING: step 3 could not be saved" in capsys.readouterr().err
+
+
+def test_a_folder_that_vanishes_is_made_again(words, train, tmp_path):
+    trainer = make_trainer(words("run"))
+    trainer.loggers.loggers.append(At(4, lambda: (trainer.saver.wait(), shutil.rmtree(tmp_path / "run"))))
+    assert trainer.fit().outcome is Outcome.FINISHED
+    assert Checkpoints(tmp_path / "run").steps() == [6, 8]
+    assert [line["step"] for line in metrics_of(tmp_path / "run")] == [4, 6, 8]
+    assert train("run").step == STEPS
 
 
 def test_a_run_whose_end_cannot_be_saved_says_so(words, monkeypatch):
