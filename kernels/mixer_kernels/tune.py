@@ -7,19 +7,22 @@ the other, with the others at the best settings so far.
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from importlib import resources
 from multiprocessing import get_context
 from typing import NamedTuple
 
 import torch
 
-from mixer_kernels.bench import inputs_for_time, leaves
+from mixer_kernels.bench import inputs_for_time
 from mixer_kernels.common.launch import configurations
 from mixer_kernels.spec import Case, OperatorSpec, all_specs
-from mixer_kernels.verify import check
+from mixer_kernels.verify import check, leaves
 
 Settings = dict[str, int]
 
@@ -34,17 +37,65 @@ class Trial(NamedTuple):
 
 
 def candidates(op: str, kernel: str, case: Case) -> list[Settings]:
-    """Settings to try for a kernel: every combination of the values listed, blocks no larger than the case."""
+    """Settings to try for a kernel on a case: all combinations listed, with blocks no larger than the case."""
     listed = configurations(op)["candidates"].get(kernel, {})
     grid = [dict(zip(listed, values, strict=True)) for values in itertools.product(*listed.values())]
     limits = {"BK": case.key_dim, "BV": case.value_dim}
-    matters = listed and kernel.endswith("channel") == (case.decay == "channel")
-    return [c for c in grid if matters and all(c.get(name, 0) <= limit for name, limit in limits.items())]
+    return [c for c in grid if listed and all(c.get(name, 0) <= limit for name, limit in limits.items())]
 
 
 def use(op: str, kernel: str, case: Case, settings: Settings) -> None:
     """Let the operator launch `kernel` with these settings from now on, in this process."""
     configurations(op)["kernels"][kernel]["2 bytes"][f"K {case.key_dim}"] = settings
+
+
+def save(op: str) -> None:
+    """Write the operator's settings in use to its `configs.json`."""
+    text = json.dumps(configurations(op), indent=2)
+    for leaf in set(re.findall(r"[{\[][^{}\[\]]*[}\]]", text)):  # on one line each
+        text = text.replace(leaf, leaf[0] + re.sub(r"\s+", " ", leaf[1:-1]).strip() + leaf[-1])
+    resources.files(f"mixer_kernels.{op}").joinpath("configs.json").write_text(text + "\n")
+
+
+def tune(spec: OperatorSpec, cases: Iterable[Case]) -> dict[tuple[str, str], list[Trial]]:
+    """The trials of each case and kernel; afterwards the best settings are in use in this process.
+
+    Candidates are compiled and checked in processes of their own, since one that is miscompiled may take its process
+    down. They are timed one by one.
+    """
+    jobs = [
+        (spec.name, case, kernel, settings)
+        for case in cases
+        for kernel in configurations(spec.name)["candidates"]
+        if not kernel.endswith("_scalar" if case.decay == "channel" else "_channel")
+        for settings in candidates(spec.name, kernel, case)
+    ]
+    workers = max(1, min(14, (os.cpu_count() or 1) - 1))
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        shares = list(pool.map(_check_in_worker, jobs))
+    trials: dict[tuple[str, str], list[Trial]] = {}
+    for case in cases:
+        run = _forward_backward(spec, case)
+        for (_, of, kernel, settings), share in zip(jobs, shares, strict=True):
+            if of is case and share <= 1:
+                tried = trials.setdefault((case.name, kernel), [])
+                tried.append(_time(spec, case, run, kernel, settings, share))
+    return trials
+
+
+def _time(
+    spec: OperatorSpec, case: Case, run: Callable[[], None], kernel: str, settings: Settings, share: float
+) -> Trial:
+    """Time a candidate; it stays in use only if it beats what was in use before."""
+    from triton.testing import do_bench
+
+    before = configurations(spec.name)["kernels"][kernel]["2 bytes"][f"K {case.key_dim}"]
+    standing = do_bench(run, warmup=20, rep=80, return_mode="median")
+    use(spec.name, kernel, case, settings)
+    time = do_bench(run, warmup=20, rep=80, return_mode="median")
+    if time >= standing:
+        use(spec.name, kernel, case, before)
+    return Trial(kernel, settings, time, share)
 
 
 def _forward_backward(spec: OperatorSpec, case: Case) -> Callable[[], None]:
@@ -58,48 +109,17 @@ def _forward_backward(spec: OperatorSpec, case: Case) -> Callable[[], None]:
     return run
 
 
-def _compile(job: tuple[str, Case, str, Settings]) -> str:
-    """In a worker: run once, so that the compiled kernel is on disk when its turn to be timed comes."""
+def _check_in_worker(job: tuple[str, Case, str, Settings]) -> float:
+    """The worst error of the operator with a candidate as a share of its budget; infinite if it does not run."""
     op, case, kernel, settings = job
     use(op, kernel, case, settings)
-    try:
-        _forward_backward(all_specs()[op], replace(case, batch=1, tokens=256))()
-        torch.cuda.synchronize()
-    except Exception as error:  # too much shared memory, say: the candidate is out
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
-    return ""
-
-
-def tune(spec: OperatorSpec, cases: Iterable[Case]) -> dict[tuple[str, str], list[Trial]]:
-    """The trials of each case and kernel; afterwards the best settings are in use in this process."""
-    kernels = configurations(spec.name)["candidates"]
-    jobs = [
-        (spec.name, case, kernel, c)
-        for case in cases
-        for kernel in kernels
-        for c in candidates(spec.name, kernel, case)
-    ]
-    workers = max(1, min(14, (os.cpu_count() or 1) - 1))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        failures = list(pool.map(_compile, jobs))
-    trials: dict[tuple[str, str], list[Trial]] = {}
-    for (_, case, kernel, settings), failure in zip(jobs, failures, strict=True):
-        tried = trials.setdefault((case.name, kernel), [])
-        if failure:
-            print(f"  {kernel} {settings}: {failure}", flush=True)
-            continue
-        use(spec.name, kernel, case, settings)
-        tried.append(_try(spec, case, kernel, settings))
-        right = [t for t in tried if t.share <= 1]
-        if right:
-            use(spec.name, kernel, case, min(right, key=lambda t: t.time).settings)
-    return trials
-
-
-def _try(spec: OperatorSpec, case: Case, kernel: str, settings: Settings) -> Trial:
-    from triton.testing import do_bench
-
     small = replace(case, batch=2, tokens=500, documents="many", continued=True)
-    share = max(r.error / r.budget for r in check(spec, small, torch.bfloat16, "cuda"))
-    time = do_bench(_forward_backward(spec, case), warmup=20, rep=100, return_mode="median")
-    return Trial(kernel, settings, time, share)
+    try:
+        share = max(r.error / r.budget for r in check(all_specs()[op], small, torch.bfloat16, "cuda"))
+    except Exception as error:  # too much shared memory, say: the candidate is out
+        reason = str(error).partition("\n")[0][:80]
+        print(f"  {case.name} {kernel} {settings}: {type(error).__name__} {reason}", flush=True)
+        return float("inf")
+    if not share <= 1:
+        print(f"  {case.name} {kernel} {settings}: wrong, error {share:.1f} of the budget", flush=True)
+    return share

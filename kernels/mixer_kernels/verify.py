@@ -114,7 +114,7 @@ def _check_in_worker(job: tuple[str, str, torch.dtype, str]) -> list[Result]:
     try:
         return check(spec, case, dtype, device)
     except Exception as error:  # a kernel that does not compile or run fails its case, not the whole table
-        print(f"{name}, {case_name}, {dtype}: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{name}, {case_name}, {dtype}: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
         return [Result(name, case_name, dtype, "does not run", math.nan, math.nan, 0.0)]
 
 
@@ -122,7 +122,8 @@ def check_all(device: str, dtypes: Iterable[torch.dtype] = DTYPES, ops: Containe
     """All verifiable cases, in several processes because most of the time goes into compiling."""
     jobs = [(s.name, case.name, dtype, device) for (s, case), dtype in itertools.product(verifiable(ops), dtypes)]
     workers = max(1, min(12, (os.cpu_count() or 1) - 2))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    # A process a case: what one kernel does to its process must not fail the cases after it.
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         return list(itertools.chain.from_iterable(pool.map(_check_in_worker, jobs)))
 
 

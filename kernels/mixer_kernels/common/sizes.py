@@ -33,6 +33,11 @@ class Sizes(NamedTuple):
         return self.B, self.HV, self.K, self.V
 
     @property
+    def gates(self) -> str:
+        """How configurations tell kernels apart: one gate a channel is other work than one a head or none."""
+        return "channel" if self.decay == 2 else "scalar"
+
+    @property
     def chunks(self) -> int:
         """Chunks of all heads of all rows."""
         return self.B * self.HV * self.N

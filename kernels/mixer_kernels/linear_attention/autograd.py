@@ -18,8 +18,8 @@ FEWEST_CHUNKS = 8  # of a segment: below this the second pass over the keys cost
 class Saved(NamedTuple):
     """What backward needs beside the inputs; empty tensors where it needs nothing.
 
-    `states` [B, HV, N, K, V] entering each chunk, in the inputs' dtype. Under channel decay also `scores`
-    [B, HV, N, C, C], `q_read` and `k_write` [B, HV, N * C, K], `through` [B, HV, N, K] and `steep` [B, HV, N], as
+    `states` [B, HV, N, K, V] entering each chunk, `scores` [B, HV, N, C, C], `q_read` and `k_write` [B, HV, N * C, K]
+    in the inputs' dtype, `through` [B, HV, N, K] and, under channel decay, `steep` [B, HV, N] in fp32, as
     `forward.scores` has them. Everything else is formed again.
     """
 
@@ -33,9 +33,9 @@ class Saved(NamedTuple):
     @classmethod
     def empty(cls, like: Tensor, s: Sizes, save: bool) -> Saved:
         """Unwritten buffers. Without `save` no states are kept, which backward alone reads."""
-        heads, channel = (s.B, s.HV, s.N), s.decay == 2
+        heads = (s.B, s.HV, s.N)
 
-        def new(*shape: int, wanted: bool = channel, dtype: torch.dtype = like.dtype) -> Tensor:
+        def new(*shape: int, wanted: bool = True, dtype: torch.dtype = like.dtype) -> Tensor:
             return like.new_empty(shape if wanted else (0,), dtype=dtype)
 
         return cls(
@@ -44,7 +44,7 @@ class Saved(NamedTuple):
             q_read=new(*heads[:2], s.N * CHUNK, s.K),
             k_write=new(*heads[:2], s.N * CHUNK, s.K),
             through=new(*heads, s.K, dtype=torch.float32),
-            steep=new(*heads, dtype=torch.float32),
+            steep=new(*heads, wanted=s.decay == 2, dtype=torch.float32),
         )
 
 
@@ -79,11 +79,8 @@ def forward_op(
     q, k, v, row_start, initial_state = (x.contiguous() for x in (q, k, v, row_start, initial_state))
     g = q if g is None else g.contiguous()
     saved = Saved.empty(q, s, save)
-    x, y = q, k
-    if s.decay == 2:
-        _launch_scores(s, q, k, g, row_start, saved, scale)
-        x, y = saved.q_read, saved.k_write
-    o, final = _launch_scan(s, x, y, v, g, row_start, initial_state, saved, saved.states, scale, reverse=False)
+    _launch_scores(s, q, k, g, row_start, saved, scale)
+    o, final = _launch_scan(s, v, initial_state, saved, saved.states, reverse=False)
     return o, final, *saved
 
 
@@ -125,9 +122,8 @@ def backward_op(
     saved = Saved(states, scores, q_read, k_write, through, steep)
     do, dfinal, q, k, v, row_start = (x.contiguous() for x in (do, dfinal, q, k, v, row_start))
     g = q if g is None else g.contiguous()
-    x, y = (k_write, q_read) if s.decay == 2 else (k, q)
     dstates = torch.empty_like(states)
-    dv, dinitial = _launch_scan(s, x, y, do, g, row_start, dfinal, saved, dstates, scale, reverse=True)
+    dv, dinitial = _launch_scan(s, do, dfinal, saved, dstates, reverse=True)
     dq, dk, dg = _launch_gradients(s, q, k, v, g, row_start, do, dstates, saved, scale)
     return dq, dk, dv, dg, dinitial
 
@@ -175,42 +171,33 @@ forward_op.register_autograd(_backward, setup_context=_setup_context)
 
 
 def _launch_scores(s: Sizes, q: Tensor, k: Tensor, g: Tensor, row_start: Tensor, saved: Saved, scale: float) -> None:
-    """Channel decay: the scores of each chunk, and the keys and queries as the scan needs them."""
+    """The scores of each chunk, and the keys and queries as the scan needs them."""
     sizes = {"H": s.H, "HV": s.HV, "K": s.K, "C": CHUNK}
     forward_kernels.scores[(s.chunks,)](
         q, k, g, row_start, saved.scores, saved.q_read, saved.k_write, saved.through, saved.steep, s.T, s.N, scale,
-        **sizes, **_configuration("scores", q, s),
+        DECAY=s.decay, **sizes, **_configuration(f"scores_{s.gates}", q, s),
     )  # fmt: skip
-    forward_kernels.scores_steep[(s.chunks, CHUNK // forward_kernels.LEAF.value)](
-        q, k, g, row_start, saved.scores, saved.steep, s.T, s.N, scale, **sizes, **_configuration("scores_steep", q, s)
-    )
+    if s.decay == 2:
+        forward_kernels.scores_steep[(s.chunks, CHUNK // forward_kernels.LEAF.value)](
+            q, k, g, row_start, saved.scores, saved.steep, s.T, s.N, scale, **sizes,
+            **_configuration("steep_scores_channel", q, s),
+        )  # fmt: skip
 
 
 def _launch_scan(
-    s: Sizes,
-    x: Tensor,
-    y: Tensor,
-    values: Tensor,
-    g: Tensor,
-    row_start: Tensor,
-    enter: Tensor,
-    saved: Saved,
-    states: Tensor,
-    scale: float,
-    *,
-    reverse: bool,
+    s: Sizes, values: Tensor, enter: Tensor, saved: Saved, states: Tensor, *, reverse: bool
 ) -> tuple[Tensor, Tensor]:
     """The scan over chunks, in one segment or several at once: what it puts out, and the state that leaves the row."""
     settings = _configuration("scan", values, s)
     blocks = s.V // settings["BV"]
     segments, per = _segments(s, blocks, values.device)
     out, leave = torch.empty_like(values), torch.empty_like(enter)
+    x, y = (saved.k_write, saved.q_read) if reverse else (saved.q_read, saved.k_write)
 
     def launch(enter: Tensor, leave: Tensor, decay: Tensor, **flags: bool) -> None:
         forward_kernels.scan[(s.B * s.HV * segments, blocks)](
-            x, y, values, g, saved.scores, saved.through, row_start, enter, out, states, leave, decay,
-            s.T, s.N, segments, per, scale,
-            H=s.H, HV=s.HV, K=s.K, V=s.V, C=CHUNK, DECAY=s.decay, REVERSE=reverse, **flags, **settings,
+            x, y, values, saved.scores, saved.through, enter, out, states, leave, decay, s.T, s.N, segments, per,
+            HV=s.HV, K=s.K, V=s.V, C=CHUNK, REVERSE=reverse, **flags, **settings,
         )  # fmt: skip
 
     decay = enter  # a placeholder, for with one segment its decay is of no interest
@@ -246,7 +233,7 @@ def _launch_gradients(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk [B, T, H, K] and dg, like g [B, T, HV, K or 1] (empty without)."""
-    settings = _configuration("gradients", q, s)
+    settings = _configuration(f"gradients_{s.gates}", q, s)
     blocks = s.K // settings["BK"]
     dq, dk = (q.new_empty(s.B, s.T, s.HV, s.K) for _ in range(2))
     shape = ((0,), (blocks, s.B, s.T, s.HV, 1), (s.B, s.T, s.HV, s.K))[s.decay]
@@ -257,7 +244,7 @@ def _launch_gradients(
         DECAY=s.decay, **sizes, **settings,
     )  # fmt: skip
     if s.decay == 2:
-        settings = _configuration("gradients_steep", q, s)
+        settings = _configuration("steep_gradients_channel", q, s)
         backward_kernels.gradients_steep[(s.chunks, s.K // settings["BK"])](
             q, k, v, g, row_start, do, saved.steep, dq, dk, dg, s.T, s.N, scale, **sizes, **settings
         )
@@ -269,5 +256,4 @@ def _launch_gradients(
 
 
 def _configuration(kernel: str, like: Tensor, s: Sizes) -> dict[str, int]:
-    """Launch settings of a kernel; those of channel decay are tuned apart."""
-    return configuration("linear_attention", kernel + "_channel" * (s.decay == 2), like, s.K, s.V)
+    return configuration("linear_attention", kernel, like, s.K, s.V)
