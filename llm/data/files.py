@@ -45,7 +45,9 @@ def _match(entry: str, key: str) -> list[str]:
     if where.is_file():
         return [str(where)]
     if where.is_dir():
-        inside = sorted(str(file) for file in where.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES))
+        # a bare .json in a folder of text is more often something about the text
+        kinds = tuple(suffix for suffix in SUFFIXES if suffix != ".json")
+        inside = sorted(str(file) for file in where.rglob("*") if file.is_file() and file.name.endswith(kinds))
     else:
         inside = sorted(file for file in glob.glob(str(where), recursive=True) if Path(file).is_file())
     if not inside:

@@ -120,6 +120,10 @@ class MixedRows:
     def summary(self) -> dict[str, Any]:
         return {name: part.summary() | {"share": self._share(name)} for name, part in self.parts.items()}
 
+    def document_lengths(self, at_most: int) -> np.ndarray:
+        share = -(-at_most // len(self.parts))
+        return np.concatenate([part.document_lengths(share) for part in self.parts.values()])
+
     def progress(self, state: dict[str, Any]) -> dict[str, float]:
         """Tokens of each source up to a state, and the epochs of it that they make."""
         period, rest = divmod(state["row"], PERIOD)

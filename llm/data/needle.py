@@ -127,6 +127,9 @@ class NeedleRows:
     def summary(self) -> dict[str, Any]:
         return self._rows.summary()
 
+    def document_lengths(self, at_most: int) -> np.ndarray:
+        return self._rows.document_lengths(at_most)
+
     def progress(self, state: dict[str, Any]) -> dict[str, float]:
         return self._rows.progress(state)
 

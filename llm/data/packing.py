@@ -10,8 +10,6 @@ import numpy as np
 from llm.data.order import permutation
 from llm.data.rows import Row, starts_within
 
-WINDOW_ROWS = 64  # rows of text that are packed together: the rows of a window are the same wherever it is reached from
-
 
 class Span(NamedTuple):
     """Tokens start .. end of a document."""

@@ -77,6 +77,9 @@ class Rows(Protocol):
     def summary(self) -> dict[str, Any]:
         """What is known of the data: documents, tokens, rows an epoch."""
 
+    def document_lengths(self, at_most: int) -> np.ndarray:
+        """Tokens of each of some documents, int64; none where there are no documents."""
+
     def progress(self, state: dict[str, Any]) -> dict[str, float]:
         """`data_tokens` served up to a `batch.state` and `data_epochs` they make; of mixtures, data_tokens/<source>."""
 

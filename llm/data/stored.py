@@ -7,10 +7,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from llm.data.order import Feistel, derive_key, digest
-from llm.data.packing import WINDOW_ROWS, Span, assemble, pack_best_fit
+from llm.data.packing import Span, assemble, pack_best_fit
 from llm.data.rows import Place, Row, starts_within
 from llm.data.store import TokenStore
 from llm.errors import UserError
+
+WINDOW_ROWS = 256  # rows packed together: more pad less (about 1 / WINDOW_ROWS), but each row read packs them all
 
 
 class Layout(Protocol):
@@ -122,6 +124,9 @@ class StoredRows:
 
     def summary(self) -> dict[str, Any]:
         return {"documents": self.store.n_documents, "tokens": self.store.n_tokens, "rows_per_epoch": self.n_rows}
+
+    def document_lengths(self, at_most: int) -> np.ndarray:
+        return self.store.lengths()[:at_most]
 
     def progress(self, state: dict[str, Any]) -> dict[str, float]:
         return {"data_tokens": state["row"] * self.context, "data_epochs": state["row"] / self.n_rows}

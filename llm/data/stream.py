@@ -12,14 +12,14 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, cycle
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from llm.data.encode import Encoder
 from llm.data.order import derive_key, digest, permutation
-from llm.data.packing import WINDOW_ROWS, Span, assemble, pack_best_fit
+from llm.data.packing import Span, assemble, pack_best_fit
 from llm.data.rows import Lane, Place, Row, starts_within
 from llm.data.shards import Shard
 from llm.data.split import is_held_out
@@ -28,6 +28,7 @@ from llm.errors import UserError
 log = logging.getLogger(__name__)
 
 UNITS_PER_STREAM = 4  # more units than streams, so that an epoch gives each stream about the same amount of text
+WINDOW_ROWS = 128  # rows packed together: more pad less (about 1 / WINDOW_ROWS), but are tokenised again on resuming
 SEQUENTIAL_PARTS = 8  # parts of a shard that can only be read through: each part reads all of it, parses its own share
 
 
@@ -230,6 +231,10 @@ class StreamedRows:
     def summary(self) -> dict[str, Any]:
         corpus = self.corpus
         return {"files": len(corpus.shards), "units": len(corpus.units), "streams": corpus.n_streams}
+
+    def document_lengths(self, at_most: int) -> np.ndarray:
+        streams = [self.corpus.documents(stream, Position(stream)) for stream in range(self.corpus.n_streams)]
+        return np.array([len(next(documents)[1]) for _, documents in zip(range(at_most), cycle(streams))])
 
     def progress(self, state: dict[str, Any]) -> dict[str, float]:
         """Epochs are those of the stream that is furthest on, by whole units."""

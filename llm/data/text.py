@@ -12,7 +12,7 @@ import numpy as np
 from llm.config import DataConfig
 from llm.data.encode import Encoder
 from llm.data.files import content_hash, file_size, find_files
-from llm.data.order import digest
+from llm.data.order import derive_key, digest, permutation
 from llm.data.prepared import is_prepared, open_prepared
 from llm.data.rows import Rows
 from llm.data.shards import Shard, documents_of, open_shard
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
+
+SPREAD = 16  # shards that held-out documents are drawn from by turns
 
 
 class TextSource:
@@ -73,7 +75,7 @@ class TextSource:
         """The tokens of the held-out documents by the name of their set."""
         named: dict[str, Iterable[str]] = {n: documents_of(shards) for n, shards in self.validation_shards().items()}
         if not named and config.held_out:
-            documents = documents_of(self.training_shards())
+            documents = spread(self.training_shards())
             named = {"validation": (text for text in documents if is_held_out(text, config.held_out))}
         limit = config.validation_tokens
         return {name: store_documents(encoder.stream(texts), max_tokens=limit) for name, texts in named.items()}
@@ -140,6 +142,24 @@ class TextFiles(TextSource):
 
     def _shards(self, path: Any, key: str) -> list[Shard]:
         return [open_shard(file, text_column=self.text_column) for file in find_files(path, key=key)]
+
+
+def spread(shards: list[Shard]) -> Iterator[str]:
+    """Every document of the shards, those of several shards and of places all over them by turns.
+
+    So the first of them, whatever number of them is wanted, are of every kind that the shards hold.
+    """
+    order = permutation(len(shards), derive_key("spread", len(shards)))
+    for start in range(0, len(order), SPREAD):
+        some = order[start : start + SPREAD]
+        running = [shards[i].groups(key=derive_key("spread", i), part=0, parts=1, skip=0) for i in some]
+        while running:
+            for groups in list(running):
+                group = next(groups, None)
+                if group is None:
+                    running.remove(groups)
+                else:
+                    yield from group
 
 
 def _into_memory(name: str, documents: Iterator[np.ndarray]) -> TokenStore:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm.config import DataConfig
-from llm.data import packing, shards, stream
+from llm.data import shards, stored, stream
 from llm.tokenizer import load_tokenizer
 
 WORDS = ["the", "whale", "sea", "ship", "captain", "storm", "deck", "sail", "a", "of", "and", "to", "in", "was", "it"]
@@ -92,5 +92,5 @@ def small_blocks(monkeypatch):
     """Blocks, groups and windows so small that little text has many."""
     monkeypatch.setattr(shards, "SPAN", 997)
     monkeypatch.setattr(shards, "GROUP_ROWS", 8)
-    monkeypatch.setattr(packing, "WINDOW_ROWS", 4)
+    monkeypatch.setattr(stored, "WINDOW_ROWS", 4)
     monkeypatch.setattr(stream, "WINDOW_ROWS", 4)
