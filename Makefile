@@ -45,7 +45,7 @@ format: setup  ## format, and mend what the linter can mend
 	$(VENV)/bin/ruff format .
 
 chaos: setup  ## kill training 100 times at random and at chosen instants; docs/reliability.md says what came out
-	$(PY) -m llm.chaos --kills 100 --out runs/chaos
+	$(PY) -m llm.chaos --kills 100 --out runs/chaos --into docs/reliability.md
 
 clean:  ## delete .venv and caches; runs and exports stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache build ./*.egg-info

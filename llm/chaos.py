@@ -1,6 +1,6 @@
 """Kill training over and over, and hold what comes out in the end against an undisturbed run, bit for bit::
 
-    python -m llm.chaos --kills 100 [--out DIR] [--seed N] [--table FILE.md] [key=value ...]
+    python -m llm.chaos --kills 100 [--out DIR] [--seed N] [--into FILE.md] [key=value ...]
 
 Every attempt is a process of its own (a fork: the imports are paid once) that draws a fault: it is killed by SIGKILL at
 a random instant or at a chosen one, or is asked to stop by SIGTERM. The next attempt is the same command again. When a
@@ -35,6 +35,8 @@ SMALL_RUN = [
     "data.validation_path=bundled:val.jsonl", "data.validation_tokens=4000", "data.mode=stream", "context=64",
     "batch_tokens=256", "micro_batch=2", "steps=30", "log_every=3", "eval.every=5", "checkpoint.every=4",
 ]  # fmt: skip
+
+BEGIN, END = "<!-- chaos: begin -->", "<!-- chaos: end -->"
 
 Fault = Callable[[random.Random, float], None]  # armed with dice and the seconds that an undisturbed run takes
 
@@ -87,13 +89,15 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--out", type=Path, default=Path("runs/chaos"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--table", type=Path, help="write the table into this file as well")
+    parser.add_argument("--into", type=Path, help="put the table between the chaos markers of this file")
     parser.add_argument("overrides", nargs="*", help="settings of the run")
     options = parser.parse_args(words)
     table, same = chaos(options.kills, options.out, random.Random(options.seed), options.overrides)
     print(table)
-    if options.table:
-        options.table.write_text(table + "\n")
+    if options.into:
+        text = options.into.read_text()
+        head, rest = text.split(BEGIN)
+        options.into.write_text(f"{head}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}")
     return 0 if same else 1
 
 

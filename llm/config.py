@@ -159,4 +159,5 @@ class TrainConfig:
     precision: str = option("bf16: autocast over fp32 weights; fp32; auto: bf16 where a GPU has it", "auto")
     on_nonfinite: str = option("when a loss or gradient is not finite: raise, skip or rollback", "raise", free=True)
     max_skips: int = option("most steps in a row that on_nonfinite=skip or rollback pass over", 10, free=True)
+    probe_every: int = option("steps between norms of gradient, activation and state by layer; 0: none", 0, free=True)
     log_every: int = option("steps between lines of metrics", 10, free=True)

@@ -30,6 +30,7 @@ class TrainState:
     window    sums for the next line of metrics
     spikes    what the loss has been like, to tell a spike from
     reported  whether this step's line of metrics is written; False when a stop came during its evaluation
+    probes    values by layer for this step's line of metrics
     latest    the newest value of everything that was logged
     val_loss  the validation loss at this very step, where it was measured
     """
@@ -41,6 +42,7 @@ class TrainState:
     data: dict[str, Any] | None = None
     window: LossWindow = field(default_factory=LossWindow)
     reported: bool = True
+    probes: dict[str, float] = field(default_factory=dict)
     latest: dict[str, float] = field(default_factory=dict)
     val_loss: float | None = None
 
@@ -63,6 +65,7 @@ class TrainState:
             "window": self.window.state_dict(),
             "spikes": self.spikes.state_dict(),
             "reported": self.reported,
+            "probes": self.probes,
             "latest": self.latest,
             "val_loss": self.val_loss,
             "world_size": len(rng_by_rank),
@@ -81,6 +84,7 @@ class TrainState:
         load_optimizer_tensors(self.optimizer, self.model, snapshot.optimizer)
         self.step, self.tokens = snapshot.state["step"], snapshot.state["tokens"]
         self.data, self.reported = snapshot.state["data"], snapshot.state["reported"]
+        self.probes = snapshot.state["probes"]
         self.latest, self.val_loss = snapshot.state["latest"], snapshot.state["val_loss"]
         self.window.load_state_dict(snapshot.state["window"])
         self.spikes.load_state_dict(snapshot.state["spikes"])

@@ -39,6 +39,7 @@ from llm.loss import NextTokenLoss
 from llm.metrics import TIMINGS, TRAINING_FLOPS, Clock, LossWindow, Throughput, peak_memory, perplexity, sum_len_squared
 from llm.optim import set_learning_rate
 from llm.parallel import Agreement
+from llm.probes import forward_statistics, gradient_norms
 from llm.runfolder import RunFolder, plain_config
 from llm.saving import Saver
 from llm.schedules import build_schedule, total_steps
@@ -149,6 +150,7 @@ class Trainer:
         for batch in micro_batches:
             with self._synchronised(batch is micro_batches[-1]):
                 loss += self._forward_backward(batch.to(self.device), counted)
+        self._probe(micro_batches[0])
         loss, grad_norm = self._total(loss), self._clip()
         if self.guard.admits(self.state.step + 1, loss, grad_norm):
             self._update()
@@ -170,6 +172,13 @@ class Trainer:
     def _synchronised(self, last: bool) -> AbstractContextManager[None]:
         """Ranks exchange gradients in the last pass of a step only."""
         return nullcontext() if last else self.accelerator.no_sync(self.objective)
+
+    def _probe(self, batch: Batch) -> None:
+        every = self.config.probe_every
+        if every and (self.state.step + 1) % every == 0:
+            with self.accelerator.autocast():
+                statistics = forward_statistics(self.model, batch.to(self.device))
+            self.state.probes = gradient_norms(self.model) | statistics
 
     def _clip(self) -> Tensor:
         """Scale the gradient down to `optim.clip` where it is longer; its norm before, over all parameters."""
@@ -235,9 +244,10 @@ class Trainer:
                 return
         if first or last or self._due(self.config.log_every):
             values = self._training_values() | values
-        state.reported, state.val_loss = True, values.get("val_loss")
+        values |= state.probes
+        state.probes, state.reported, state.val_loss = {}, True, values.get("val_loss")
         if values:
-            state.latest |= {name: value for name, value in values.items() if name not in TIMINGS}
+            state.latest |= {name: x for name, x in values.items() if name not in TIMINGS and "/" not in name}
             self.loggers.log(state.step, values)
 
     def _training_values(self) -> dict[str, float]:

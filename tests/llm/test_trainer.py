@@ -131,6 +131,17 @@ def test_resume_is_bitwise_for_every_mixer(train, tmp_path, mixer):
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_probes_are_lines_of_their_own_and_change_nothing(train, whole, tmp_path):
+    stop = [At(4, lambda: os.kill(os.getpid(), signal.SIGTERM))]
+    train("parts", "probe_every=2", loggers=stop)
+    train("parts", "probe_every=2")
+    lines = {line["step"]: line for line in metrics_of(tmp_path / "parts")}
+    assert [step for step, line in lines.items() if "grad_norm/layers.0" in line] == [2, 4, 6, 8]
+    plain = {line["step"]: line for line in metrics_of(whole)}
+    without = {s: {k: v for k, v in line.items() if "/" not in k} for s, line in lines.items()}
+    assert {step: without[step] for step in plain} == plain
+
+
 @pytest.mark.parametrize("mode", ["memory", "stream"])
 def test_resume_is_bitwise_with_workers_and_across_epochs(train, tmp_path, mode):
     settings = [f"data.mode={mode}", "data.streams=4", "batch_tokens=256", "steps=12", "log_every=1"]
