@@ -109,7 +109,7 @@ def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="... among the likeliest that together reach P")
     parser.add_argument("--seed", type=int, default=0, help="of the sampling (%(default)s)")
-    parser.add_argument("--step", type=int, help="checkpoint of this step (default: the newest)")
+    parser.add_argument("--step", help="checkpoint of this step, or best (default: the newest)")
     parser.add_argument("--device", help="for instance cpu or cuda:0 (default: a GPU where there is one)")
     options = parser.parse_args(words)
     limits = {

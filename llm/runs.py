@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 
 def load_run(
-    path: Path | str, step: int | None = None, device: torch.device | str = "cpu"
+    path: Path | str, step: int | str | None = None, device: torch.device | str = "cpu"
 ) -> tuple[Decoder, PreTrainedTokenizerBase, TrainConfig]:
-    """The model of a run in evaluation mode, with the weights after `step` (None: the newest), tokenizer and config.
+    """The model of a run in evaluation mode, with the weights after `step`, its tokenizer and config.
 
-    Raises UserError where there is no run, no checkpoint of that step, or only a damaged one.
+    `step` None is the newest checkpoint, "best" the one with the lowest validation loss of those that were kept.
+    Raises UserError where there is no run, no such checkpoint, or only a damaged one.
     """
     run_dir = Path(path)
     folder = checkpoint_folder(run_dir, step)
@@ -39,14 +40,19 @@ def load_run(
     return model.to(device).eval(), tokenizer, config
 
 
-def checkpoint_folder(run_dir: Path, step: int | None = None) -> Path:
-    """The folder of the checkpoint of `step` (None: the newest). Raises UserError where there is none."""
+def checkpoint_folder(run_dir: Path, step: int | str | None = None) -> Path:
+    """The folder of the checkpoint of `step`, as `load_run` takes it. Raises UserError where there is none."""
     if not run_dir.is_dir():
         raise UserError(f"{run_dir}: no such folder. Give the folder of a run (run_dir of the training command).")
     checkpoints = Checkpoints(run_dir)
     steps = checkpoints.steps()
     if not steps:
         raise UserError(f"{run_dir}: has no checkpoint. Train it until the first one (checkpoint.every), then retry.")
-    if step is not None and step not in steps:
+    if step == "best":
+        best = checkpoints.best(steps)
+        if not best:
+            raise UserError(f"step best: {run_dir} has no checkpoint with a validation loss. Give one of {steps}.")
+        return checkpoints.path(best.pop())
+    if step is not None and str(step) not in map(str, steps):
         raise UserError(f"step {step}: {run_dir} has no such checkpoint. It has: {', '.join(map(str, steps))}.")
-    return checkpoints.path(steps[-1] if step is None else step)
+    return checkpoints.path(steps[-1] if step is None else int(step))

@@ -99,7 +99,7 @@ def make_mixer(make_config):
 
 @pytest.fixture
 def make_run(make_config, tmp_path):
-    """make_run(layout, *overrides, steps=): a run folder with checkpoints, whose weights are as initialised."""
+    """make_run(layout, *overrides, steps=): a run folder with checkpoints, of untrained weights; the first is best."""
 
     def make(layout: str, *overrides: str, steps: tuple[int, ...] = (1,)) -> Path:
         config = make_config(layout, "model.init_std=0.2", *overrides)
@@ -108,7 +108,9 @@ def make_run(make_config, tmp_path):
             config.seed = step
             model = build_model(config, len(load_tokenizer(config.tokenizer.path)))
             run.checkpoints.folder.mkdir(exist_ok=True)
-            write_checkpoint(run.checkpoints.path(step), Snapshot(model_tensors(model), {}, {}, {"step": step}))
+            write_checkpoint(
+                run.checkpoints.path(step), Snapshot(model_tensors(model), {}, {}, {"step": step, "val_loss": step})
+            )
         run.close()
         return run.path
 

@@ -15,7 +15,7 @@ from llm.errors import UserError
 
 def test_loads_model_tokenizer_and_config_of_a_step(make_run, make_config):
     run = make_run("hybrid_gdn_1to1", steps=(1, 2))
-    for step, seed in ((1, 1), (2, 2), (None, 2)):
+    for step, seed in ((1, 1), (2, 2), ("2", 2), (None, 2), ("best", 1)):
         model, tokenizer, config = llm.load_run(run, step)
         expected = build_model(make_config("hybrid_gdn_1to1", "model.init_std=0.2", f"seed={seed}"), len(tokenizer))
         for name, tensor in expected.state_dict().items():
