@@ -196,6 +196,19 @@ def test_two_ranks_are_one_rank_with_accumulation(train, words, tmp_path):
             assert line == pytest.approx(expected, rel=2e-4)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("mixer", ["hybrid_gdn_1to1", "hybrid_kda_1to1", "gla"])
+def test_resume_is_bitwise_on_a_gpu(words, tmp_path, mixer):
+    """bf16 autocast, Triton where there is one, checkpoints copied beside training, deterministic algorithms."""
+    settings = ["deterministic=true", "checkpoint.every=1", f"mixer={mixer}", "model.head_dim=64", "model.d_model=128"]
+    settings += ["model.linear_head_dim=64", "context=256", "batch_tokens=2048", "model.parameters=400000"]
+    for name, stop in (("whole", "null"), ("parts", "5"), ("parts", "null")):
+        command = [sys.executable, "-m", "llm.train", *words(name, *settings, f"stop_after={stop}")]
+        subprocess.run(command, check=True, timeout=300)
+    assert metrics_of(tmp_path / "whole")[-1]["loss"] < metrics_of(tmp_path / "whole")[0]["loss"]
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
 def test_weights_of_another_run(train, tmp_path):
     train("first", "checkpoint.keep=9")
     first = load_file(Checkpoints(tmp_path / "first").path(3) / "model.safetensors")
