@@ -199,11 +199,19 @@ def _launch_prepare(
     if s.decay == 2:
         out += (saved.q_in, saved.e_in, saved.k_out, saved.gamma)
         forward_kernels.prepare_channel[(s.chunks,)](
-            *inputs, *out, s.T, s.N, scale, WIDE=_wide(q), **sizes, **_configuration("prepare_channel", q, s)
+            *inputs, *out, s.T, s.N, scale, **sizes, **_configuration("prepare_channel", q, s)
         )
     else:
         forward_kernels.prepare_scalar[(s.chunks,)](
-            *inputs, *out, s.T, s.N, scale, DECAY=s.decay, **sizes, **_configuration("prepare_scalar", q, s)
+            *inputs,
+            *out,
+            s.T,
+            s.N,
+            scale,
+            DECAY=s.decay,
+            WIDE=_wide(q),
+            **sizes,
+            **_configuration("prepare_scalar", q, s),
         )
 
 
@@ -250,8 +258,8 @@ def _configuration(kernel: str, like: Tensor, s: Sizes) -> dict[str, int]:
 
 
 def _precision(like: Tensor) -> str:
-    """Of products of fp32 numbers: single tf32 products where results are rounded to bf16 anyway."""
-    return "tf32" if like.dtype == torch.bfloat16 else "tf32x3"
+    """Of the inverse's products: exact to 2^-16 where the inverse is rounded to bf16, else to 2^-22."""
+    return "bf16x3" if like.dtype == torch.bfloat16 else "tf32x3"
 
 
 def _wide(like: Tensor) -> tl.dtype:

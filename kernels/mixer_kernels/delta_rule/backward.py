@@ -24,14 +24,20 @@ from mixer_kernels.delta_rule.forward import (
     BETA,
     CHANNEL,
     INTO,
+    LEAF_LEVEL,
     SCALAR,
     STRONGEST,
     TAIL,
-    between_rows,
-    halving,
+    TOP,
+    decays,
+    facing,
+    from_middle,
     in_halves,
+    in_leaves,
+    in_parts,
     load_vector,
     locate,
+    sums,
 )
 
 
@@ -92,14 +98,13 @@ def reverse_scan(
 
 
 @triton.jit
-def straddling(h, C: tl.constexpr):
-    """[C, C] of 0 and 1: which pairs of a level count for g of row t, given their sums by row or column.
-
-    In a second half those of the rows r >= t, in a first half those of the columns s < t, within the half.
-    """
-    t, other = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    counts = tl.where((t // h) % 2 == 1, other >= t, other < t)
-    return tl.where((t // h == other // h) & counts, 1.0, 0.0)
+def through_pairs(dP, dT, chosen, q, k, e, left, right):
+    """What the chosen pairs add to dq, de and dk; `left` and `right` are the decays' factors of rows and columns."""
+    pair_P, pair_T = tl.where(chosen, dP, 0.0).to(q.dtype), tl.where(chosen, dT, 0.0).to(q.dtype)
+    by_k = (k * right).to(q.dtype)
+    to_q, to_e = dot(pair_P, by_k) * left, dot(pair_T, by_k) * left
+    to_k = dot(tl.trans(pair_P), (q * left).to(q.dtype)) * right
+    return to_q, to_e, to_k + dot(tl.trans(pair_T), (e * left).to(q.dtype)) * right
 
 
 @triton.jit(do_not_specialize=["T", "N", "scale"])
@@ -154,48 +159,60 @@ def gradients(
     b_dq, b_de, b_dk = tl.where(reads, b_dq * scale, 0.0), tl.where(reads, b_de, 0.0), tl.where(writes, b_dk, 0.0)
     if DECAY == CHANNEL:
         b_g = load_rows(g + line * K + first, n * C, T, HV * K, C, BK)
-        b_g = tl.maximum(b_g, STRONGEST)
-        G = tl.cumsum(b_g.to(WIDE), axis=0)
-        into = tl.exp(G.to(tl.float32))
-        b_dq, b_de = b_dq * into, b_de * into
-        b_dk *= tl.exp(tl.cumsum(b_g, axis=0, reverse=True) - b_g)
+        b_g, low = in_parts(tl.maximum(b_g, STRONGEST), b_k)
         b_e = b_k * b_beta[:, None]
+        # Products that follow one another Triton lays out for a chain, at twice the registers. It looks no further than
+        # a turn of a loop: hence loops of one turn, and sums that are handed on to the next.
+        once = tl.minimum(N, 1)
+        into, after, exponent = tl.zeros_like(b_dq), tl.zeros_like(b_dq), tl.zeros_like(b_dq)
+        for _ in range(0, once):
+            into = tl.exp(sums(tl.where(s <= r, 1.0, 0.0), b_g, low))
+            after = tl.exp(sums(tl.where(s > r, 1.0, 0.0), b_g, low))
+            exponent = sums(facing(TOP, C), b_g, low)
+        b_dq, b_de, b_dk = b_dq * into, b_de * into, b_dk * after
+        by_read, by_write = (b_q * b_dq + b_e * b_de).to(q.dtype.element_ty), (b_k * b_dk).to(q.dtype.element_ty)
         whole = tl.sum(tl.where((r == C - 1) & reads, into, 0.0), axis=0)
-        b_dg = sum_from_here(b_q * b_dq + b_e * b_de) + sum_before(b_k * b_dk) + (whole * passes)[None, :]
+        b_dg = tl.zeros_like(b_dq) + (whole * passes)[None, :]
         same = tl.sum(tl.where(r == s, dP, 0.0), axis=1)[:, None]  # a row's read of its own write, without decay
         b_dq += same * b_k
         b_dk += same * b_q
-        h, by_level = C // 2, tl.zeros([C, BK], q.dtype.element_ty)
-        while h > 0:
-            # the level before: in one iteration Triton would see a chain of products, and lay them all out for it
-            b_dg += dot(straddling(2 * h, C).to(q.dtype.element_ty), by_level)
-            factor = halving(G, h, C, BK)
-            pair = in_halves(h, C)
-            pair_P = tl.where(pair, dP, 0.0).to(q.dtype.element_ty)
-            pair_T = tl.where(pair, dT, 0.0).to(q.dtype.element_ty)
-            by_k = (b_k * factor).to(q.dtype.element_ty)
-            row_q, row_e = dot(pair_P, by_k) * factor, dot(pair_T, by_k) * factor
-            col_k = dot(tl.trans(pair_P), (b_q * factor).to(q.dtype.element_ty)) * factor
-            col_k += dot(tl.trans(pair_T), (b_e * factor).to(q.dtype.element_ty)) * factor
-            by_level = (b_q * row_q + b_e * row_e + b_k * col_k).to(q.dtype.element_ty)
-            b_dq, b_de, b_dk = b_dq + row_q, b_de + row_e, b_dk + col_k
-            h = h // 2
-        b_dg += tl.where(r % 2 == 1, by_level, 0.0)  # what the last level, of single rows, straddles
+        for i in range(0, 2 * once):
+            counts, by_state = tl.where(i == 0, s >= r, s < r), tl.where(i == 0, by_read, by_write)
+            b_dg += dot(tl.where(counts, 1.0, 0.0).to(q.dtype.element_ty), by_state)
+        level, by_level = TOP, tl.zeros([C, BK], q.dtype.element_ty)
+        while level > LEAF_LEVEL:
+            b_dg += dot(tl.trans(facing(level + 1, C)).to(q.dtype.element_ty), by_level)
+            factor = tl.exp(exponent)
+            to_q, to_e, to_k = through_pairs(dP, dT, in_halves(level, C), b_q, b_k, b_e, factor, factor)
+            by_level = (b_q * to_q + b_e * to_e + b_k * to_k).to(q.dtype.element_ty)
+            b_dq, b_de, b_dk = b_dq + to_q, b_de + to_e, b_dk + to_k
+            level -= 1
+            exponent = sums(facing(level, C), b_g, low)
+        for _ in range(0, once):
+            b_dg += dot(tl.trans(facing(LEAF_LEVEL + 1, C)).to(q.dtype.element_ty), by_level)
+            exponent *= from_middle(C)
+            chosen = in_leaves(C) & (s < r)
+            to_q, to_e, to_k = through_pairs(dP, dT, chosen, b_q, b_k, b_e, tl.exp(exponent), tl.exp(-exponent))
+            b_dq, b_de, b_dk = b_dq + to_q, b_de + to_e, b_dk + to_k
+            # Of a leaf's pairs those with s < t <= r count for t: rows r >= t less columns s >= t.
+            by_level = (b_q * to_q + b_e * to_e - b_k * to_k).to(q.dtype.element_ty)
+        for _ in range(0, once):
+            b_dg += dot(tl.trans(tl.where(in_leaves(C), 1.0, 0.0)).to(q.dtype.element_ty), by_level)
         store_rows(dg + line * K + first, b_dg, n * C, T, HV * K, C, BK)
     else:
         if DECAY == SCALAR:
             b_g = load_vector(g + line, n, T, HV, C)
-            decay = tl.exp(between_rows(b_g, C))
-            into = tl.exp(tl.cumsum(b_g, axis=0))
-            b_dq, b_de = b_dq * into[:, None], b_de * into[:, None]
-            b_dk *= tl.exp(tl.sum(tl.where(r > s, b_g[:, None], 0.0), axis=0))[:, None]
+            decay, into, after = decays(b_g, C, WIDE)
+            b_dq, b_de, b_dk = b_dq * into[:, None], b_de * into[:, None], b_dk * after[:, None]
             dP, dT = dP * decay, dT * decay
             by_pair = dP * dot(b_q, tl.trans(b_k)) + dT * dot(b_k, tl.trans(b_k)) * b_beta[:, None]
-            straddle = tl.where(s < r, sum_from_here(tl.where(s < r, by_pair, 0.0)), 0.0)
-            by_read = tl.sum(b_q * b_dq + b_k * b_de * b_beta[:, None], axis=1)
+            by_pair = tl.where(s < r, by_pair, 0.0)
+            # Of pairs s < t <= r count for t: rows r >= t less columns s >= t. They are sums of the same numbers.
+            by_read = tl.sum(b_q * b_dq + b_k * b_de * b_beta[:, None], axis=1) + tl.sum(by_pair, axis=1)
+            by_read -= tl.sum(by_pair, axis=0)
             by_write = tl.sum(b_k * b_dk, axis=1)
             whole = tl.sum(tl.where((rows == C - 1) & (starts < 0), into, 0.0), axis=0)
-            b_dg = tl.sum(straddle, axis=1) + sum_from_here(by_read) + sum_before(by_write) + whole * tl.sum(passes)
+            b_dg = sum_from_here(by_read) + sum_before(by_write) + whole * tl.sum(passes)
             tl.store(
                 dg + (first // BK).to(tl.int64) * part + line + (n * C + rows).to(tl.int64) * HV,
                 b_dg,

@@ -15,7 +15,9 @@ from mixer_kernels.common.tiles import dot, load_rows, load_starts, store_rows
 
 NONE, SCALAR, CHANNEL = (tl.constexpr(i) for i in range(3))
 INTO, TAIL, BETA = (tl.constexpr(i) for i in range(3))  # the three row vectors of a chunk, [B, HV, N, 3, C]
-STRONGEST = tl.constexpr(-100.0)  # log decay of a step: exp is 0 from here on, and -inf - -inf would be NaN
+LEAF = tl.constexpr(8)  # rows of a chunk's smallest blocks under channel decay
+TOP, LEAF_LEVEL = tl.constexpr(5), tl.constexpr(2)  # log2 of half the rows of a chunk, and of a leaf
+STRONGEST = tl.constexpr(-20.0)  # log decay a step: 2e-9, and half a leaf of such steps is in the range of bf16
 
 
 @triton.jit
@@ -35,66 +37,96 @@ def load_vector(pointer, n, T, stride: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def invert(lower, C: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + lower)^-1 of a strictly lower triangular tile: substitution in 16 x 16 blocks, then A21 = -A22 lower21 A11.
+    """(I + lower)^-1 of a strictly lower triangular tile, block after block: A21 = -A22 lower21 A11 of 2, 4, .. C rows.
 
-    Not by powers of `lower`: for correlated keys they grow to 1e16 while the inverse stays of order 1.
+    Each product is of true parts of the inverse, whose entries stay of order 1 where powers of `lower` grow to 1e16.
+    Blocks of up to 16 rows are done for all sixteens at once, [C / 16, 16, 16].
     """
     count: tl.constexpr = C // 16
-    blocks = tl.reshape(lower, [count, 16, count, 16])
     number = tl.arange(0, count)
     diagonal = number[:, None, None, None] == number[None, None, :, None]
-    part = tl.sum(tl.where(diagonal, blocks, 0.0), axis=2)  # [count, 16, 16]
-    i = tl.arange(0, 16)
-    row = i[None, :, None]
-    inverse = tl.zeros([count, 16, 16], tl.float32) + tl.where(row == i[None, None, :], 1.0, 0.0)
-    for r in range(1, 16):
-        weights = tl.sum(tl.where(row == r, part, 0.0), axis=1)  # row r of each block
-        above = tl.sum(weights[:, :, None] * inverse, axis=1)
-        inverse = tl.where(row == r, inverse - above[:, None, :], inverse)
+    part = tl.sum(tl.where(diagonal, tl.reshape(lower, [count, 16, count, 16]), 0.0), axis=2)
+    i, j = tl.arange(0, 16)[None, :, None], tl.arange(0, 16)[None, None, :]
+    inverse = tl.where(i == j, 1.0, tl.where(i // 2 == j // 2, -part, 0.0))
+    for level in tl.static_range(1, 4):
+        below = tl.where((i >> (level + 1) == j >> (level + 1)) & (i >> level > j >> level), part, 0.0)
+        inverse -= tl.dot(tl.dot(inverse, below, input_precision=PRECISION), inverse, input_precision=PRECISION)
     A = tl.reshape(tl.where(diagonal, inverse[:, :, None, :], 0.0), [C, C])
-    r, s = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     for level in tl.static_range(C // 32):  # C is 16, 32 or 64
-        h = 16 << level
-        below = tl.where((r // (2 * h) == s // (2 * h)) & (r // h > s // h), lower, 0.0)
+        below = tl.where(in_halves(4 + level, C), lower, 0.0)
         A -= tl.dot(tl.dot(A, below, input_precision=PRECISION), A, input_precision=PRECISION)
     return A
 
 
 @triton.jit
-def halving(G, h, C: tl.constexpr, J: tl.constexpr):
-    """exp(-|G - G[m]|) of a tile G [C, J], m the first row of the second half of each row's group of 2 * h rows.
+def in_halves(level, C: tl.constexpr):
+    """[C, C], true where row r is in the second and column s in the first half of one group of 2 * 2 ** level rows."""
+    r, s = tl.arange(0, C)[:, None] >> level, tl.arange(0, C)[None, :] >> level
+    return (r >> 1 == s >> 1) & (r > s)
 
-    For r in the second and s in the first half the product of their factors is exp(G[r] - G[s]), and neither exceeds 1.
+
+@triton.jit
+def in_leaves(C: tl.constexpr):
+    """[C, C], true for s <= r in one leaf."""
+    r, s = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    return (r // LEAF == s // LEAF) & (s <= r)
+
+
+@triton.jit
+def facing(level, C: tl.constexpr):
+    """[C, C] of 0 and 1: whose g lie between row r and the middle of its group of 2 * 2 ** level rows.
+
+    Of a row in the second half those of the half's rows up to and with r, in the first half those after r. Of rows r
+    and s that face each other the two together are all s < i <= r.
     """
+    r, i = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    second = (r >> level) & 1 == 1  # shifts, for a division by a number that is not known is some thirty instructions
+    return tl.where((r >> level == i >> level) & (second == (i <= r)), 1.0, 0.0)
+
+
+@triton.jit
+def from_middle(C: tl.constexpr):
+    """[C, 1]: 1 in the second, -1 in the first half of a leaf, the sign of a sum of g that starts from its middle."""
+    return tl.where((tl.arange(0, C)[:, None] >> LEAF_LEVEL) & 1 == 1, 1.0, -1.0)
+
+
+@triton.jit
+def in_parts(g, like):
+    """g as it goes into products with 0 and 1: where `like` is bf16 in two parts, exact to 2^-17; else as it is."""
+    high = g.to(like.dtype)
+    return high, ((g - high) * 256).to(like.dtype)
+
+
+@triton.jit
+def sums(chosen, g, low):
+    """chosen @ g of a matrix of 0 and 1: sums of g over some rows, as sums and not as differences of sums."""
+    total = dot(chosen.to(g.dtype), g)
+    if g.dtype == tl.bfloat16:
+        total += dot(chosen.to(g.dtype), low) * (1 / 256)  # the factor keeps the two from becoming a chain of products
+    return total
+
+
+@triton.jit
+def decays(g, C: tl.constexpr, WIDE: tl.constexpr):
+    """exp(G[r] - G[s]) for s <= r, else 0 [C, C], exp(G) and exp(G[-1] - G) [C], of one decay a row."""
     rows = tl.arange(0, C)
-    anchor = rows // (2 * h) * (2 * h) + h
-    distance = G - tl.gather(G, tl.broadcast_to(anchor[:, None], [C, J]), 0)
-    return tl.exp(-tl.abs(distance).to(tl.float32))
-
-
-@triton.jit
-def in_halves(h, C: tl.constexpr):
-    """[C, C], true where row r is in the second and column s in the first half of one group of 2 * h rows."""
-    r, s = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    return (r // (2 * h) == s // (2 * h)) & (r // h > s // h)
-
-
-@triton.jit
-def between_rows(g, C: tl.constexpr):
-    """Sum of g over s < i <= r at [r, s] (0 for r <= s), as a sum and not a difference of sums."""
-    r, s = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    return tl.cumsum(tl.where(r > s, g[:, None], 0.0), axis=0)
+    G = tl.cumsum(tl.maximum(g, STRONGEST).to(WIDE), axis=0)
+    end = tl.sum(tl.where(rows == C - 1, G, 0.0), axis=0)
+    between = (G[:, None] - G[None, :]).to(tl.float32)
+    inside = tl.exp(tl.where(rows[:, None] >= rows[None, :], between, float("-inf")))
+    return inside, tl.exp(G.to(tl.float32)), tl.exp((end - G).to(tl.float32))
 
 
 @triton.jit(do_not_specialize=["T", "N", "scale"])
 def prepare_scalar(
     q, k, g, beta, row_start, A, P, vectors, T, N, scale,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """No decay or one a head; one chunk of one head a program. A, P [B, HV, N, C, C], vectors [B, HV, N, 3, C].
 
     Here the decayed operands are row scalings, q~ = scale * into * q, e~ = beta * into * k and k~ = tail * k, which the
-    scan applies to results: no copies are made.
+    scan applies to results: no copies are made. WIDE: the dtype of sums of g, whose differences are taken.
     """
     index = tl.program_id(0).to(tl.int64)
     n, batch, head, keys = locate(T, H, HV, N, index)
@@ -109,10 +141,9 @@ def prepare_scalar(
     into, tail = tl.where(starts < 0, 1.0, 0.0), tl.where(last_start <= rows, 1.0, 0.0)
     if DECAY == SCALAR:
         b_g = load_vector(g + batch * T * HV + head, n, T, HV, C)
-        decay = tl.exp(between_rows(b_g, C))
+        decay, until, after = decays(b_g, C, WIDE)
         qk, kk = qk * decay, kk * decay
-        into *= tl.exp(tl.cumsum(b_g, axis=0))
-        tail *= tl.exp(tl.sum(tl.where(r > s, b_g[:, None], 0.0), axis=0))
+        into, tail = into * until, tail * after
     store_rows(P + index * C * C, tl.where(sees, qk * scale, 0.0), n * 0, C, C, C, C)
     inverse = invert(tl.where(sees & (s < r), kk * b_beta[:, None], 0.0), C, PRECISION)
     store_rows(A + index * C * C, inverse, n * 0, C, C, C, C)
@@ -126,11 +157,13 @@ def prepare_scalar(
 def prepare_channel(
     q, k, g, beta, row_start, A, P, vectors, q_in, e_in, k_out, gamma, T, N, scale,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A decay a channel; one chunk of one head a program. q_in, e_in, k_out [B, HV, N * C, K], gamma [B, HV, N, K].
 
-    WIDE: the dtype of sums of g, whose differences are taken: fp32 for bf16 inputs, fp64 for fp32 inputs.
+    Pairs of rows by halving: between the two halves of a group of 64, 32 and 16 rows the decay is a product of two
+    factors that are at most 1, and so all pairs of a level are one matrix product. In leaves of 8 rows the factors are
+    taken from the middle, and one of them is at most exp(4 * 20).
     """
     index = tl.program_id(0).to(tl.int64)
     n, batch, head, keys = locate(T, H, HV, N, index)
@@ -144,25 +177,26 @@ def prepare_channel(
         b_q = load_rows(q + keys * K + first, n * C, T, H * K, C, BK)
         b_k = load_rows(k + keys * K + first, n * C, T, H * K, C, BK)
         b_g = load_rows(g + (batch * T * HV + head) * K + first, n * C, T, HV * K, C, BK)
-        b_g = tl.maximum(b_g, STRONGEST)
         b_e = b_k * b_beta[:, None]  # fp32
-        G = tl.cumsum(b_g.to(WIDE), axis=0)
-        into = tl.where(reads, tl.exp(G.to(tl.float32)), 0.0)
-        after = tl.cumsum(b_g, axis=0, reverse=True) - b_g
+        b_g, low = in_parts(tl.maximum(b_g, STRONGEST), b_k)
+        into = tl.where(reads, tl.exp(sums(tl.where(s <= r, 1.0, 0.0), b_g, low)), 0.0)
+        after = tl.where(writes, tl.exp(sums(tl.where(s > r, 1.0, 0.0), b_g, low)), 0.0)
         out = index * C * K + first
         store_rows(q_in + out, into * b_q * scale, n * 0, C, K, C, BK)
         store_rows(e_in + out, into * b_e, n * 0, C, K, C, BK)
-        store_rows(k_out + out, tl.where(writes, tl.exp(after) * b_k, 0.0), n * 0, C, K, C, BK)
+        store_rows(k_out + out, after * b_k, n * 0, C, K, C, BK)
         tl.store(gamma + index * K + first + tl.arange(0, BK), tl.sum(tl.where(r == C - 1, into, 0.0), axis=0))
-        qk += tl.where(r == s, tl.sum(b_q.to(tl.float32) * b_k, axis=1)[:, None], 0.0)
-        h = C // 2
-        while h > 0:
-            factor = halving(G, h, C, BK)
+        level = TOP
+        while level > LEAF_LEVEL:
+            factor = tl.exp(sums(facing(level, C), b_g, low))
             right = tl.trans((b_k * factor).to(q.dtype.element_ty))
-            pair = in_halves(h, C)
-            qk += tl.where(pair, dot((b_q * factor).to(q.dtype.element_ty), right), 0.0)
-            ek += tl.where(pair, dot((b_e * factor).to(q.dtype.element_ty), right), 0.0)
-            h = h // 2
+            qk += tl.where(in_halves(level, C), dot((b_q * factor).to(q.dtype.element_ty), right), 0.0)
+            ek += tl.where(in_halves(level, C), dot((b_e * factor).to(q.dtype.element_ty), right), 0.0)
+            level -= 1
+        exponent = from_middle(C) * sums(facing(LEAF_LEVEL, C), b_g, low)
+        left, right = tl.exp(exponent), tl.trans((b_k * tl.exp(-exponent)).to(q.dtype.element_ty))
+        qk += tl.where(in_leaves(C), dot((b_q * left).to(q.dtype.element_ty), right), 0.0)
+        ek += tl.where(in_leaves(C), dot((b_e * left).to(q.dtype.element_ty), right), 0.0)
     sees = (starts[:, None] <= s) & (s <= r)
     store_rows(P + index * C * C, tl.where(sees, qk * scale, 0.0), n * 0, C, C, C, C)
     inverse = invert(tl.where(sees & (s < r), ek, 0.0), C, PRECISION)
