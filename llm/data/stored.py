@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
-from llm.data.order import Feistel, derive_key, digest
+from llm.data.order import Feistel, derive_key, digest, permutation
 from llm.data.packing import Span, assemble, pack_best_fit
 from llm.data.rows import Place, Row, starts_within
 from llm.data.store import TokenStore
 from llm.errors import UserError
 
-WINDOW_ROWS = 256  # rows packed together: more pad less (about 1 / WINDOW_ROWS), but each row read packs them all
+WINDOW_ROWS = 256  # rows packed together: more pad less (about 1 / WINDOW_ROWS), but packing them takes longer
+GROUP = 64  # windows whose rows are mixed
 
 
 class Layout(Protocol):
@@ -22,6 +24,9 @@ class Layout(Protocol):
     context: int
     n_rows: int
     kind: str
+
+    def order(self, key: int) -> Callable[[int], int]:
+        """A permutation of the rows: which row comes at a position."""
 
     def read(self, row: int, shift: int) -> Row:
         """Row `row` of the epoch; `shift` is a large number of the epoch's own."""
@@ -39,6 +44,9 @@ class CutLayout:
     def __init__(self, store: TokenStore, context: int) -> None:
         self.store, self.context, self.n_rows = store, context, store.n_tokens // context
 
+    def order(self, key: int) -> Feistel:
+        return Feistel(self.n_rows, key)
+
     def read(self, row: int, shift: int) -> Row:
         ids, first = self.store.read((shift + row * self.context) % self.store.n_tokens, self.context + 1)
         return Row(ids, starts_within(first, self.context + 1))
@@ -47,7 +55,8 @@ class CutLayout:
 class FitLayout:
     """Documents packed best fit, a window of consecutive documents at a time: only what is longer than a row is cut.
 
-    Memory: 8 bytes a document and a window. Setting up packs all windows once, to number the rows.
+    Setting up packs all windows once, to number the rows; it keeps 8 bytes a document. An epoch takes `GROUP` windows
+    from anywhere and goes through their rows in a random order, so that a window is packed once an epoch.
     """
 
     kind = "fit"
@@ -58,10 +67,18 @@ class FitLayout:
         self._windows = self._cut_windows()
         self._first_rows = np.cumsum([0, *(len(self._bins(window)) for window in range(len(self._windows) - 1))])
         self.n_rows = int(self._first_rows[-1])
+        self._packed: dict[int, list[list[Span]]] = {}  # the windows packed last
+
+    def order(self, key: int) -> GroupedOrder:
+        return GroupedOrder(self._first_rows, key)
 
     def read(self, row: int, shift: int) -> Row:
         window = int(np.searchsorted(self._first_rows, row, side="right")) - 1
-        pieces = self._bins(window)[row - int(self._first_rows[window])]
+        if window not in self._packed:
+            if len(self._packed) >= GROUP:
+                self._packed.pop(next(iter(self._packed)))
+            self._packed[window] = self._bins(window)
+        pieces = self._packed[window][row - int(self._first_rows[window])]
         first_document = self._windows[window]
         parts = [self._tokens(first_document + piece.document, piece.start, piece.end) for piece in pieces]
         return assemble(parts, self.context, self._padding_id)
@@ -84,6 +101,30 @@ class FitLayout:
         return pack_best_fit(lengths.tolist(), self.context, window)
 
 
+class GroupedOrder:
+    """A permutation of rows that stays with `GROUP` windows, drawn from anywhere, until all their rows have come."""
+
+    def __init__(self, first_rows: np.ndarray, key: int) -> None:
+        self._first_rows, self._key = first_rows, key
+        self._windows = np.asarray(permutation(len(first_rows) - 1, key))
+        sizes = np.diff(first_rows)[self._windows]
+        self._ends = np.cumsum(sizes)  # positions at which the windows end, in the order of the permutation
+        self._group: tuple[int, Feistel, int] = (-1, Feistel(1, 0), 0)
+
+    def __call__(self, position: int) -> int:
+        """The row at a position."""
+        group = int(np.searchsorted(self._ends, position, side="right")) // GROUP
+        if self._group[0] != group:
+            start = int(self._ends[group * GROUP - 1]) if group else 0
+            end = int(self._ends[min((group + 1) * GROUP, len(self._ends)) - 1])
+            self._group = group, Feistel(end - start, derive_key(self._key, group)), start
+        _, order, start = self._group
+        place = start + order(position - start)
+        index = int(np.searchsorted(self._ends, place, side="right"))
+        before = int(self._ends[index - 1]) if index else 0
+        return int(self._first_rows[self._windows[index]]) + place - before
+
+
 def pack(store: TokenStore, context: int, packing: str, *, padding_id: int) -> Layout:
     """The layout that `data.packing` names."""
     return CutLayout(store, context) if packing == "cut" else FitLayout(store, context, padding_id)
@@ -101,7 +142,7 @@ class StoredRows:
             )
         self._layout, self._seed, self._separate = layout, seed, separate
         self.fingerprint = digest("stored", self.store.fingerprint, self.context, layout.kind, seed, separate)
-        self._order: tuple[int, Feistel] = (-1, Feistel(1, 0))  # an epoch and the order of its rows
+        self._order: tuple[int, Callable[[int], int]] = (-1, int)  # an epoch and the order of its rows
 
     def place(self, row: int) -> Place:
         return Place("0", row)
@@ -118,7 +159,7 @@ class StoredRows:
     def read(self, index: int) -> Row:
         epoch, position = divmod(index, self.n_rows)
         if self._order[0] != epoch:
-            self._order = epoch, Feistel(self.n_rows, derive_key(self._seed, "rows", epoch))
+            self._order = epoch, self._layout.order(derive_key(self._seed, "rows", epoch))
         row = self._layout.read(self._order[1](position), derive_key(self._seed, "shift", epoch))
         return row if self._separate else row.joined()
 

@@ -93,4 +93,5 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(shards, "SPAN", 997)
     monkeypatch.setattr(shards, "GROUP_ROWS", 8)
     monkeypatch.setattr(stored, "WINDOW_ROWS", 4)
+    monkeypatch.setattr(stored, "GROUP", 3)
     monkeypatch.setattr(stream, "WINDOW_ROWS", 4)
