@@ -30,7 +30,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     if local and not Path(where).is_dir():
         raise UserError(f"tokenizer.path={path}: no such folder. Give a folder with tokenizer.json, or a hub name.")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=local)
+        tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=local, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"tokenizer.path={path}: no tokenizer that transformers can load there ({reason}).") from error

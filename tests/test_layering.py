@@ -84,8 +84,10 @@ def test_mixers_and_kernel_names_stay_out_of_generic_files():
     mixers = {p.stem for p in (ROOT / "configs" / "mixer").glob("*.yaml")} - {"softmax", "hybrid"}
     generic = [m for m in MODULES if m.startswith("llm.") and not m.startswith("llm.mixers.")]
     for module in generic:
-        if module in ("llm.usage", "llm.export.native", "llm.config", "llm.compose", "llm.identity", "llm.layout"):
+        if module in ("llm.usage", "llm.config", "llm.compose", "llm.identity", "llm.layout"):
             continue  # examples in help texts and docstrings
+        if module in ("llm.export.native", "llm.export.foreign"):
+            continue  # they translate mixers into others' architectures
         tree = ast.parse(MODULES[module].read_text())
         strings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
         names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
