@@ -25,6 +25,7 @@ from llm.durable import replace_file
 
 Values = Mapping[str, float]
 
+LABELS = {"tokens_per_second": "tok/s", "eta_seconds": "eta", "memory_gib": "GiB", "val_perplexity": "val_ppl"}
 GIVE_UP_AFTER = 5  # failures in a row
 
 
@@ -172,7 +173,9 @@ class ConsoleLogger(Logger):
         self.advance(step)
 
     def log(self, step: int, values: Values) -> None:
-        line = f"step {step}/{self.steps}  " + "  ".join(f"{name} {readable(name, x)}" for name, x in values.items())
+        shown = {name: value for name, value in values.items() if "/" not in name}  # probes by layer are too many
+        texts = (f"{LABELS.get(name, name)} {readable(name, value)}" for name, value in shown.items())
+        line = f"step {step}/{self.steps}  " + "  ".join(texts)
         if self.bar is not None:
             self.bar.write(line, file=self.stream)
         else:

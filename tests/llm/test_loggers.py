@@ -86,8 +86,8 @@ def test_console_writes_plain_lines_into_a_pipe():
     stream = io.StringIO()
     logger = start(ConsoleLogger(stream), None)
     logger.advance(10)
-    logger.log(10, {"loss": 3.21987, "lr": 3e-4, "tokens": 81920, "eta_seconds": 3725.0})
-    assert stream.getvalue() == "step 10/100  loss 3.2199  lr 3.00e-04  tokens 81.9k  eta_seconds 1:02:05\n"
+    logger.log(10, {"loss": 3.21987, "lr": 3e-4, "tokens": 81920, "eta_seconds": 3725.0, "grad_norm/layers.0": 1.0})
+    assert stream.getvalue() == "step 10/100  loss 3.2199  lr 3.00e-04  tokens 81.9k  eta 1:02:05\n"
 
 
 def test_console_shows_a_bar_on_a_terminal():
