@@ -143,3 +143,25 @@ def test_a_decay_of_minus_infinity_forgets_without_nan(channels):
     alone = (k * q).sum(-1, keepdim=True) * beta[..., None] * v * K**-0.5  # what a token reads of its own write
     torch.testing.assert_close(o, alone)
     assert not g.grad.isnan().any()
+
+
+def test_what_triton_does_not_take_is_refused_by_name_and_left_to_chunked():
+    pytest.importorskip("triton")
+    q, k, v, beta = (x.float() for x in qkv())
+    wide = {"q": torch.randn(1, 4, 1, 16), "k": torch.randn(1, 4, 1, 16), "v": torch.randn(1, 4, 1, 16)}
+    refused = {"e": wide | {"e": wide["k"]}, "K = 8": {"q": q, "k": k, "v": v, "beta": beta}}
+    refused["stride = 2"] = wide | {"q": wide["q"][:, :2], "stride": 2}
+    refused["float64"] = {name: x.double() for name, x in wide.items()}
+    for what, inputs in refused.items():
+        with pytest.raises(ValueError, match=what):
+            delta_rule(**inputs, impl="triton")
+        assert_same(delta_rule(**inputs), delta_rule(**inputs, impl="chunked"))
+
+
+def test_half_precision_rounds_operands_and_keeps_the_state_in_fp32():
+    q, k, v, beta = (x.bfloat16() for x in qkv())
+    o, state = delta_rule(q, k, v, beta=beta)
+    exact_o, exact_state = delta_rule(*(x.double() for x in (q, k, v)), beta=beta.double())
+    assert (o.dtype, state.dtype) == (torch.bfloat16, torch.float32)
+    for found, exact in ((o, exact_o), (state, exact_state)):
+        assert 1e-4 < (found - exact).norm() / exact.norm() < 2e-2

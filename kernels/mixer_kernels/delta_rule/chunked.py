@@ -48,7 +48,8 @@ def chunked(
         q = F.pad(q[:, :, None], (0, 0, 0, 0, stride - 1, 0)).flatten(1, 2)
         row_start = torch.where(row_start < 0, row_start, row_start * stride).repeat_interleave(stride, dim=1)
     q, k, e, z, g = (None if x is None else to_chunks(x, CHUNK) for x in (scale * q, k, e, z, g))
-    o, state = scan(*prepare(q, k, e, g, chunk_masks(row_start, CHUNK)), z, initial_state)
+    A, P, *decayed = prepare(q, k, e, g, chunk_masks(row_start, CHUNK))
+    o, state = scan(rounded(A, out_dtype), rounded(P, out_dtype), *decayed, z, initial_state, out_dtype)
     return from_chunks(o, tokens * stride)[:, stride - 1 :: stride].to(out_dtype), state
 
 
@@ -116,14 +117,27 @@ def inverse(T: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(T + identity, identity.expand_as(T), upper=False, unitriangular=True)
 
 
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x as it is as an operand of the kernels' products: rounded to the inputs' dtype, summed up in fp32 or better."""
+    return x.to(dtype).to(x.dtype)
+
+
 def scan(
-    A: Tensor, P: Tensor, q: Tensor, e: Tensor, k: Tensor, gamma: Tensor, z: Tensor, state: Tensor
+    A: Tensor,
+    P: Tensor,
+    q: Tensor,
+    e: Tensor,
+    k: Tensor,
+    gamma: Tensor,
+    z: Tensor,
+    state: Tensor,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """The serial part, from what `prepare` returns: outputs [B, HV, N, C, V] and the last state."""
     states, residuals = [], []
     # unbind, not indexing: its gradient is one stack instead of a full-size tensor for each chunk
     for A_n, e_n, k_n, gamma_n, z_n in zip(*(x.unbind(2) for x in (A, e, k, gamma, z)), strict=True):
-        states.append(state)
-        residuals.append(A_n @ (z_n - e_n @ state))
+        states.append(rounded(state, dtype))
+        residuals.append(rounded(A_n @ rounded(z_n - e_n @ states[-1], dtype), dtype))
         state = gamma_n * state + k_n.mT @ residuals[-1]
     return q @ torch.stack(states, 2) + P @ torch.stack(residuals, 2), state
