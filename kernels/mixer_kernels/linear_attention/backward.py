@@ -45,63 +45,53 @@ def gradients(
         b_v = load_rows(v + values + column, n * C, T, HV * V, C, BV)
         b_S = tl.load(states + tile + column)
         b_dS = tl.load(dstates + tile + column)
-        dA = dot(b_do, tl.trans(b_v), dA)
-        dq_read = dot(b_do, tl.trans(b_S), dq_read)
-        dk_write = dot(b_v, tl.trans(b_dS), dk_write)
+        dA += dot(b_do, tl.trans(b_v))
+        dq_read += dot(b_do, tl.trans(b_S))
+        dk_write += dot(b_v, tl.trans(b_dS))
         if DECAY != NONE:
             both += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), axis=1)
 
-    # From here on the order of steps is that of least live tiles: each of [C, BK] takes 32 registers a thread.
+    keys = (tokens * H + head // (HV // H)) * K + first
+    b_q = load_rows(q + keys, n * C, T, H * K, C, BK)
+    b_k = load_rows(k + keys, n * C, T, H * K, C, BK)
     dA *= scale
-    own = tl.sum(tl.where(rows[:, None] == rows[None, :], dA, 0.0), axis=1)[:, None]  # has no decay: kept out of dg
+    own = tl.sum(tl.where(rows[:, None] == rows[None, :], dA, 0.0), axis=1)[:, None]  # under no decay: kept out of dg
     sees = (starts[:, None] <= rows[None, :]) & (rows[None, :] < rows[:, None])
     if DECAY == CHANNEL:
-        b_g = load_rows(g + (tokens * HV + head) * K + first, n * C, T, HV * K, C, BK)
-        G = triangle_sums(rows[:, None] >= rows[None, :], b_g)
+        G = tl.cumsum(load_rows(g + (tokens * HV + head) * K + first, n * C, T, HV * K, C, BK), axis=0)
         end = tl.sum(tl.where(rows[:, None] == C - 1, G, 0.0), axis=0)
         middle = tl.sum(tl.where(rows[:, None] == C // 2, G, 0.0), axis=0)[None, :]
         a = tl.where(sees, dA, 0.0)
-        a = tl.where(tl.load(steep + chunk) <= BOUND, a, 0.0).to(q.dtype.element_ty)
+        a = tl.where(tl.load(steep + chunk) <= BOUND, a, 0.0).to(b_q.dtype)
+        by_row, by_column = tl.exp(tl.minimum(G - middle, BOUND)), tl.exp(tl.minimum(middle - G, BOUND))
+        row_side, column_side = (b_q * by_row).to(b_q.dtype), (b_k * by_column).to(b_q.dtype)
+        on_rows, on_columns = dot(a, column_side), dot(tl.trans(a), row_side)
+        # The very operands of the products, rounded: what does not straddle a row then cancels to fp32 rounding.
+        straddle = row_side * on_rows - column_side * on_columns
+        dq_pairs, dk_pairs = by_row * on_rows, by_column * on_columns
         read, write = tl.exp(G), tl.exp(end[None, :] - G)
     else:
         b_g = load_gates(g + tokens * HV + head, n, T, HV, DECAY, C)
         G = tl.cumsum(b_g, axis=0)
         end = tl.sum(b_g, axis=0)
-        a = (dA * tl.exp(tl.where(sees, G[:, None] - G[None, :], float("-inf")))).to(q.dtype.element_ty)
+        between = tl.exp(tl.where(sees, G[:, None] - G[None, :], float("-inf")))
+        a = (dA * between).to(b_q.dtype)
+        dq_pairs, dk_pairs = dot(a, b_k), dot(tl.trans(a), b_q)
+        straddle = b_q * dq_pairs - b_k * dk_pairs
         read, write = tl.exp(G)[:, None], tl.exp(tl.minimum(end - G, 0.0))[:, None]
     dq_read *= tl.where((starts < 0)[:, None], read * scale, 0.0)
     dk_write *= tl.where((last_start <= rows)[:, None], write, 0.0)
 
-    keys, grads = (tokens * H + head // (HV // H)) * K + first, (tokens * HV + head) * K + first
-    b_q = load_rows(q + keys, n * C, T, H * K, C, BK)
-    b_k = load_rows(k + keys, n * C, T, H * K, C, BK)
-    row_side, column_side = b_q, b_k
+    grads = (tokens * HV + head) * K + first
+    store_rows(dq + grads, dq_pairs + own * b_k + dq_read, n * C, T, HV * K, C, BK)
+    store_rows(dk + grads, dk_pairs + own * b_q + dk_write, n * C, T, HV * K, C, BK)
+    through = tl.where(last_start < 0, tl.exp(end), 0.0) if DECAY != NONE else 0.0
     if DECAY == CHANNEL:
-        row_side = (b_q * tl.exp(tl.minimum(G - middle, BOUND))).to(b_q.dtype)
-        column_side = (b_k * tl.exp(tl.minimum(middle - G, BOUND))).to(b_k.dtype)
-    # The very operands of the products, rounded: then what does not straddle a row cancels, down to fp32 rounding.
-    on_rows = dot(a, column_side)
-    from_here = b_q * dq_read + row_side * on_rows
-    if DECAY == CHANNEL:
-        on_rows *= tl.exp(tl.minimum(G - middle, BOUND))
-    store_rows(dq + grads, dq_read + on_rows + own * b_k, n * C, T, HV * K, C, BK)
-    on_columns = dot(tl.trans(a), row_side)
-    from_here -= column_side * on_columns
-    if DECAY == CHANNEL:
-        on_columns *= tl.exp(tl.minimum(middle - G, BOUND))
-    store_rows(dk + grads, dk_write + on_columns + own * b_q, n * C, T, HV * K, C, BK)
-
-    whole = tl.where(last_start < 0, tl.exp(end), 0.0) * both if DECAY != NONE else 0.0
-    if DECAY == CHANNEL:
-        b_dg = triangle_sums(rows[:, None] > rows[None, :], b_k * dk_write) + whole[None, :]
-        b_dg += triangle_sums(rows[:, None] <= rows[None, :], from_here)
+        b_dg = sum_from_here(straddle + b_q * dq_read) + sum_before(b_k * dk_write) + (through * both)[None, :]
         store_rows(dg + grads, b_dg, n * C, T, HV * K, C, BK)
     if DECAY == SCALAR:
-        b_dg = (
-            sum_from_here(tl.sum(from_here, axis=1))
-            + sum_before(tl.sum(b_k * dk_write, axis=1))
-            + tl.sum(whole, axis=0)
-        )
+        from_here = sum_from_here(tl.sum(straddle + b_q * dq_read, axis=1))
+        b_dg = from_here + sum_before(tl.sum(b_k * dk_write, axis=1)) + through * tl.sum(both, axis=0)
         part = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // N) * T
         inside = n * C + rows < T
         tl.store(dg + part + tokens * HV + head + (n * C + rows).to(tl.int64) * HV, b_dg, mask=inside)
