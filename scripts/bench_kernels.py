@@ -41,7 +41,7 @@ def main() -> int:
             report(rows)
             timings += rows
             if arguments.kernels:
-                times = bench.kernel_times(spec, case)
+                times = bench.kernel_times(spec, bench.inputs_for_time(spec, case))
                 print("    us:", ", ".join(f"{name} {time:.0f}" for name, time in times.items()), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps([t._asdict() for t in timings], indent=1))

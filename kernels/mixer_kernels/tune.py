@@ -10,25 +10,25 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from importlib import resources
 from multiprocessing import get_context
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from mixer_kernels.bench import inputs_for_time
+from mixer_kernels.bench import inputs_for_time, kernel_times
 from mixer_kernels.common.launch import configurations
 from mixer_kernels.spec import Case, OperatorSpec, all_specs
-from mixer_kernels.verify import check, leaves
+from mixer_kernels.verify import check
 
 Settings = dict[str, int]
 
 
 class Trial(NamedTuple):
-    """A candidate for a kernel: milliseconds of forward and backward, and the worst error as a share of its budget."""
+    """A candidate: milliseconds of all kernels of forward and backward, worst error as a share of its budget."""
 
     kernel: str
     settings: Settings
@@ -75,38 +75,21 @@ def tune(spec: OperatorSpec, cases: Iterable[Case]) -> dict[tuple[str, str], lis
         shares = list(pool.map(_check_in_worker, jobs))
     trials: dict[tuple[str, str], list[Trial]] = {}
     for case in cases:
-        run = _forward_backward(spec, case)
-        for (_, of, kernel, settings), share in zip(jobs, shares, strict=True):
-            if of is case and share <= 1:
-                tried = trials.setdefault((case.name, kernel), [])
-                tried.append(_time(spec, case, run, kernel, settings, share))
+        inputs = inputs_for_time(spec, case)
+        right = [(job[2:], share) for job, share in zip(jobs, shares, strict=True) if job[1] is case and share <= 1]
+        for kernel, group in itertools.groupby(right, key=lambda x: x[0][0]):
+            tried = [_time(spec, case, inputs, kernel, settings, share) for (_, settings), share in group]
+            use(spec.name, kernel, case, min(tried, key=lambda t: t.time).settings)
+            trials[case.name, kernel] = tried
     return trials
 
 
 def _time(
-    spec: OperatorSpec, case: Case, run: Callable[[], None], kernel: str, settings: Settings, share: float
+    spec: OperatorSpec, case: Case, inputs: dict[str, Any], kernel: str, settings: Settings, share: float
 ) -> Trial:
-    """Time a candidate; it stays in use only if it beats what was in use before."""
-    from triton.testing import do_bench
-
-    before = configurations(spec.name)["kernels"][kernel]["2 bytes"][f"K {case.key_dim}"]
-    standing = do_bench(run, warmup=20, rep=80, return_mode="median")
+    """Time on the device alone: what the host takes to launch varies by more than candidates differ."""
     use(spec.name, kernel, case, settings)
-    time = do_bench(run, warmup=20, rep=80, return_mode="median")
-    if time >= standing:
-        use(spec.name, kernel, case, before)
-    return Trial(kernel, settings, time, share)
-
-
-def _forward_backward(spec: OperatorSpec, case: Case) -> Callable[[], None]:
-    inputs = inputs_for_time(spec, case)
-    do = torch.randn_like(inputs["v"])
-
-    def run() -> None:
-        o, _ = spec.function(**inputs, impl="triton")
-        torch.autograd.grad(o, list(leaves(inputs).values()), do)
-
-    return run
+    return Trial(kernel, settings, sum(kernel_times(spec, inputs).values()) / 1000, share)
 
 
 def _check_in_worker(job: tuple[str, Case, str, Settings]) -> float:
