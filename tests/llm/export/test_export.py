@@ -38,12 +38,37 @@ def tokenizer():
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory, tokenizer, layouts, small):
-    """Every layout's model and the folder of its export; the last one has untied embeddings."""
+def elsewhere(tmp_path_factory):
+    """A mixer of another package, which has a setting that is a class of torch and imports a module lazily."""
+    folder = tmp_path_factory.mktemp("packages")
+    package = folder / "some_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "scales.py").write_text("FACTOR = 0.5\n")
+    (package / "mixer.py").write_text(
+        "from llm.mixers.softmax import SoftmaxAttention\n"
+        "class Scaled(SoftmaxAttention):\n"
+        "    def __init__(self, *args, activation, **settings):\n"
+        "        super().__init__(*args, **settings)\n"
+        "        self.activation = activation\n"
+        "    def _output(self, o, x):\n"
+        "        from .scales import FACTOR\n"
+        "        return FACTOR * self.activation(super()._output(o, x))\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        target = "+mixers.scaled._target_=some_package.mixer.Scaled"
+        yield [target, "+mixers.scaled.activation={_target_:torch.nn.Tanh}", "+mixers.scaled.head_dim=16"]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory, tokenizer, layouts, small, elsewhere):
+    """Every layout's model and the folder of its export; the last has untied embeddings and a mixer from elsewhere."""
     root, models = tmp_path_factory.mktemp("exports"), {}
-    for layout in layouts:
-        tied = f"model.tie_embeddings={str(layout != layouts[-1]).lower()}"
-        config = compose([f"mixer={layout}", *small, "model.init_std=0.2", tied])
+    words = {layout: [f"mixer={layout}"] for layout in layouts}
+    words["elsewhere"] = ["pattern=[scaled,gdn]", *elsewhere, "model.tie_embeddings=false"]
+    for layout, chosen in words.items():
+        config = compose([*chosen, *small, "model.init_std=0.2"])
         models[layout] = build_model(config, len(tokenizer)).eval()
         write_self_contained(root / layout, models[layout], tokenizer, config)
     return root, models
@@ -73,6 +98,12 @@ def test_computes_what_the_model_does(layout, parities):
     assert parity.stepped < 1e-5
 
 
+def test_a_mixer_of_another_package_goes_along(exported, parities):
+    root, _ = exported
+    assert parities["elsewhere"].failures() == []
+    assert (root / "elsewhere" / "some_package_scales.py").exists()
+
+
 def test_sixteen_bits_keep_small_parameters_in_fp32(layout, exported):
     """Linear maps and embeddings in bf16, the rest in fp32; as the model under autocast; gradients flow."""
     root, models = exported
@@ -91,15 +122,16 @@ def test_sixteen_bits_keep_small_parameters_in_fp32(layout, exported):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_saves_itself_again(layout, exported, tmp_path):
+@pytest.mark.parametrize("which", ["softmax", "elsewhere"])
+def test_saves_itself_again(which, exported, tmp_path):
     """In transformers alone, weights, code and all; tied embeddings stay tied."""
     root, models = exported
-    first, ids = load(root / layout), torch.randint(4000, (2, 20))
+    first, ids = load(root / which), torch.randint(4000, (2, 20))
     first.save_pretrained(tmp_path / "again")
     again = load(tmp_path / "again")
-    assert {p.name for p in (root / layout).glob("*.py")} == {p.name for p in (tmp_path / "again").glob("*.py")}
+    assert {p.name for p in (root / which).glob("*.py")} == {p.name for p in (tmp_path / "again").glob("*.py")}
     assert again(ids).logits.equal(first(ids).logits)
-    tied = models[layout].lm_head.weight is models[layout].embeddings.weight
+    tied = models[which].lm_head.weight is models[which].embeddings.weight
     assert (again.model.lm_head.weight is again.model.embeddings.weight) == tied
 
 
