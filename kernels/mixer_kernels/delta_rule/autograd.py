@@ -199,7 +199,7 @@ def _launch_prepare(
     if s.decay == 2:
         out += (saved.q_in, saved.e_in, saved.k_out, saved.gamma)
         forward_kernels.prepare_channel[(s.chunks,)](
-            *inputs, *out, s.T, s.N, scale, **sizes, **_configuration("prepare_channel", q, s)
+            *inputs, *out, s.T, s.N, scale, **sizes, **_configuration("prepare", q, s)
         )
     else:
         forward_kernels.prepare_scalar[(s.chunks,)](
@@ -211,7 +211,7 @@ def _launch_prepare(
             DECAY=s.decay,
             WIDE=_wide(q),
             **sizes,
-            **_configuration("prepare_scalar", q, s),
+            **_configuration("prepare", q, s),
         )
 
 
@@ -235,7 +235,7 @@ def _launch_gradients(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, dg (empty without decay) and dbeta, in the shapes and dtypes of what they are gradients of."""
-    settings = _configuration("gradients_channel" if s.decay == 2 else "gradients_scalar", q, s)
+    settings = _configuration("gradients", q, s)
     blocks, groups = s.K // settings["BK"], s.HV // s.H
     dq, dk = (q.new_empty(s.B, s.T, s.HV, s.K, dtype=q.dtype if groups == 1 else torch.float32) for _ in range(2))
     dv, dbeta = torch.empty_like(v), beta.new_empty(blocks, *beta.shape)
@@ -254,7 +254,8 @@ def _launch_gradients(
 
 
 def _configuration(kernel: str, like: Tensor, s: Sizes) -> dict[str, int]:
-    return configuration("delta_rule", kernel, like, s.K, s.V)
+    kind = "channel" if s.decay == 2 else "scalar"
+    return configuration("delta_rule", f"{kernel}_{kind}", like, s.K, s.V)
 
 
 def _precision(like: Tensor) -> str:
