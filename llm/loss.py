@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,35 @@ def linear_cross_entropy(
     return _ChunkedCrossEntropy.apply(hidden_ND, head_weight_WD, targets_N, vocab_size, chunk_tokens), counted
 
 
+@torch.no_grad()
+def count_right(
+    hidden_BTD: Tensor, head_weight_WD: Tensor, targets_BT: Tensor, vocab_size: int, *, chunk_tokens: int | None = None
+) -> Tensor:
+    """How many counted targets are the likeliest token, int64. Arguments as of `linear_cross_entropy`."""
+    hidden_ND, targets_N = hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), targets_BT.reshape(-1)
+    counted = targets_N != IGNORED  # few where only answers are counted
+    hidden_ND, targets_N = hidden_ND[counted], targets_N[counted]
+    chunk_tokens = chunk_tokens or max(1, CHUNK_BYTES // (4 * head_weight_WD.shape[0]))
+    right = torch.zeros((), dtype=torch.int64, device=hidden_ND.device)
+    for hidden_CD, targets_C in zip(hidden_ND.split(chunk_tokens), targets_N.split(chunk_tokens), strict=True):
+        logits_CW = hidden_CD.to(head_weight_WD.dtype) @ head_weight_WD.T
+        right += (logits_CW[:, :vocab_size].argmax(dim=1) == targets_C).sum()
+    return right
+
+
+class LossSums(NamedTuple):
+    """Sums over the counted targets of a batch.
+
+    objective      what to minimise
+    cross_entropy  in nats, detached
+    right          targets that are the likeliest token; not counted (0) in training mode
+    """
+
+    objective: Tensor
+    cross_entropy: Tensor
+    right: Tensor
+
+
 class NextTokenLoss(nn.Module):
     """A decoder together with its loss, so that one forward pass (which DDP and FSDP wrap) goes from tokens to loss."""
 
@@ -41,18 +70,18 @@ class NextTokenLoss(nn.Module):
         super().__init__()
         self.decoder = decoder
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(what to minimise, cross-entropy), both summed over the counted targets of the batch.
+    def forward(self, batch: Batch) -> LossSums:
+        """The sums over the batch.
 
-        They differ by the auxiliary losses of the mixers: those entries of `aux` whose name ends in "loss", which are
-        means over tokens.
+        What to minimise has the auxiliary losses of the mixers in it: those entries of `aux` whose name ends in "loss",
+        which are means over tokens.
         """
         out = self.decoder(batch.tokens, batch.segments)
-        cross_entropy, counted = linear_cross_entropy(
-            out.hidden, self.decoder.head_weight, batch.targets, self.decoder.vocab_size
-        )
+        head = self.decoder.head_weight, batch.targets, self.decoder.vocab_size
+        cross_entropy, counted = linear_cross_entropy(out.hidden, *head)
         auxiliary = [value for name, value in out.aux.items() if name.endswith("loss")]
-        return cross_entropy + sum(auxiliary) * counted, cross_entropy.detach()
+        right = torch.zeros_like(counted) if self.training else count_right(out.hidden, *head)
+        return LossSums(cross_entropy + sum(auxiliary) * counted, cross_entropy.detach(), right)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

@@ -14,12 +14,13 @@ from llm.layout import describe_layout, layer_names
 from llm.model.decoder import Decoder
 from llm.optim import build_optimizer
 from llm.parallel import build_accelerator
+from llm.plan import StepPlan
 from llm.report import report, size_warnings
 from llm.runfolder import RunFolder, open_run
 from llm.schedules import build_schedule, total_steps
 from llm.stopping import Outcome
 from llm.tokenizer import load_tokenizer
-from llm.trainer import StepPlan, Summary, Trainer
+from llm.trainer import Summary, Trainer
 
 
 def dry_run(config: TrainConfig) -> int:

@@ -32,14 +32,15 @@ from llm.checkpoint import load_checkpoint
 from llm.config import TrainConfig
 from llm.data import HeldOut, Loader, Rows, batches, merge_states, validation_batches
 from llm.data.batch import IGNORED, Batch
-from llm.errors import UserError
 from llm.guard import Guard, NonFiniteError, save_offending_batches
 from llm.loggers import JsonlLogger, Logger, Loggers
 from llm.loss import NextTokenLoss
 from llm.metrics import TIMINGS, TRAINING_FLOPS, Clock, LossWindow, Throughput, peak_memory, perplexity, sum_len_squared
 from llm.optim import set_learning_rate
 from llm.parallel import Agreement
+from llm.plan import StepPlan
 from llm.probes import forward_statistics, gradient_norms
+from llm.profiling import profiler
 from llm.runfolder import RunFolder, plain_config
 from llm.saving import Saver
 from llm.schedules import build_schedule, total_steps
@@ -47,31 +48,6 @@ from llm.state import TrainState, load_initial_weights, rng_tensors, seed_everyt
 from llm.stopping import Outcome, StopSignals, WallTime
 
 SAVE_ATTEMPTS = 3  # at the end of a run
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """How the rows of an optimizer step are shared out: `passes` times `micro_batch` rows on each of the ranks."""
-
-    rows: int
-    micro_batch: int
-    passes: int
-
-    @classmethod
-    def make(cls, config: TrainConfig, world_size: int) -> StepPlan:
-        """From `batch_tokens`, `context` and `micro_batch`. UserError where they do not divide."""
-        rows, rest = divmod(config.batch_tokens, config.context)
-        if rest or not rows:
-            raise UserError(
-                f"batch_tokens={config.batch_tokens} is not a multiple of context={config.context}: change either."
-            )
-        micro_batch = config.micro_batch or max(1, rows // world_size)
-        if rows % (micro_batch * world_size):
-            raise UserError(
-                f"micro_batch={micro_batch} on {world_size} device(s) does not divide the {rows} rows of a step "
-                f"(batch_tokens={config.batch_tokens} / context={config.context}): change micro_batch or batch_tokens."
-            )
-        return cls(rows, micro_batch, rows // (micro_batch * world_size))
 
 
 @dataclass
@@ -121,7 +97,7 @@ class Trainer:
 
     def fit(self) -> Summary:
         """Train until the last step, `stop_after`, a signal or the end of the time; then save."""
-        with self.signals:
+        with self.signals, profiler(self.config.profile and self.rank == 0, self.run.path) as profile:
             try:
                 self._resume()
                 self._start_loggers()
@@ -132,6 +108,8 @@ class Trainer:
                         self.report()
                     if self._due(self.config.checkpoint.every):
                         self.save()
+                    if profile is not None:
+                        profile.step()
                 if not self._finish_saving():
                     outcome = Outcome.UNSAVED
             finally:
@@ -165,9 +143,9 @@ class Trainer:
         Dividing by the targets of the whole step, over all passes and ranks, gives one loss curve however they are
         shared out. DDP takes the mean over ranks, so the sum over ranks is world_size times that.
         """
-        objective, cross_entropy = self.objective(batch)
-        self.accelerator.backward(objective * (self.world_size / counted.clamp(min=1)))
-        return cross_entropy
+        sums = self.objective(batch)
+        self.accelerator.backward(sums.objective * (self.world_size / counted.clamp(min=1)))
+        return sums.cross_entropy
 
     def _synchronised(self, last: bool) -> AbstractContextManager[None]:
         """Ranks exchange gradients in the last pass of a step only."""
@@ -269,28 +247,32 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float] | None:
-        """Loss and perplexity of every validation set; None when a stop was asked for meanwhile."""
+        """Loss, perplexity and accuracy of every validation set; None when a stop was asked for meanwhile."""
         values = {}
         with self.clock.paused(), _evaluating(self.objective):
             for name, held_out in self.validation.items():
-                loss = self._validation_loss(held_out)
-                if loss is None:
+                means = self._validate(held_out)
+                if means is None:
                     return None
+                loss, accuracy = means
                 prefix = "val" if name == "validation" else f"val_{name}"
                 values |= {f"{prefix}_loss": loss, f"{prefix}_perplexity": perplexity(loss)}
+                values |= {f"{prefix}_accuracy": accuracy}
         return values
 
-    def _validation_loss(self, held_out: HeldOut) -> float | None:
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)  # cross-entropy, counted targets
+    def _validate(self, held_out: HeldOut) -> tuple[float, float] | None:
+        """Mean cross-entropy and share of right predictions over a set's counted targets."""
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)  # cross-entropy, right, counted targets
         micro_batch = max(1, self.plan.micro_batch * self.config.context // held_out.context)
         share = {"rank": self.rank, "world_size": self.world_size, "max_rows": self.config.eval.max_rows}
         for batch in validation_batches(held_out, micro_batch=micro_batch, **share):
             if self._asked_to_stop() is not Outcome.RUNNING:
                 return None
-            _, cross_entropy = self.objective(batch.to(self.device))
-            sums += torch.stack([cross_entropy.double(), (batch.targets != IGNORED).sum().to(self.device)])
-        cross_entropy, counted = self._total(sums).tolist()
-        return cross_entropy / max(1, counted)
+            found = self.objective(batch.to(self.device))
+            counted = (batch.targets != IGNORED).sum().to(self.device)
+            sums += torch.stack([found.cross_entropy.double(), found.right, counted])
+        cross_entropy, right, counted = self._total(sums).tolist()
+        return cross_entropy / max(1, counted), right / max(1, counted)
 
     def save(self) -> None:
         """Start to write a checkpoint. A disk that refuses it does not stop training: the next one may succeed."""

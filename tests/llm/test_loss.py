@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from llm.data.batch import IGNORED
-from llm.loss import linear_cross_entropy
+from llm.loss import count_right, linear_cross_entropy
 
 VOCAB, PADDED, WIDTH = 37, 64, 16
 
@@ -104,3 +104,17 @@ def test_never_holds_the_full_logits():
     with Watch():
         linear_cross_entropy(hidden, weight, targets, VOCAB, chunk_tokens=32)[0].backward()
     assert 0 < largest <= 32
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 5, None])
+def test_right_predictions_are_counted_among_counted_targets_and_real_entries(chunk_tokens):
+    hidden, weight, targets = inputs()
+    logits = hidden @ weight.T
+    logits[..., VOCAB:] = -torch.inf
+    right = logits.argmax(-1)
+    targets = torch.where(torch.arange(11) % 2 == 0, right, targets)
+    targets[1, :] = IGNORED
+    expected = ((right == targets) & (targets != IGNORED)).sum()
+    assert expected > 10
+    assert count_right(hidden, weight, targets, VOCAB, chunk_tokens=chunk_tokens) == expected
+    assert count_right(hidden, weight, torch.full_like(targets, IGNORED), VOCAB) == 0

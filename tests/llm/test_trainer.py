@@ -25,11 +25,12 @@ from llm.guard import NonFiniteError, SpikeDetector
 from llm.loggers import Logger
 from llm.optim import build_optimizer
 from llm.parallel import build_accelerator
+from llm.plan import StepPlan
 from llm.runfolder import open_run
 from llm.runs_equal import differences_of_runs, metrics_of
 from llm.stopping import Outcome, StopSignals, WallTime, parse_duration
 from llm.tokenizer import load_tokenizer
-from llm.trainer import StepPlan, Trainer
+from llm.trainer import Trainer
 
 STEPS = 8
 
@@ -110,7 +111,7 @@ def test_a_whole_run(train, tmp_path):
     lines = metrics_of(tmp_path / "run")
     assert [line["step"] for line in lines] == [1, 3, 4, 6, 8]
     training = {"loss", "lr", "grad_norm", "tokens", "data_tokens", "data_epochs"}
-    validation = {"val_loss", "val_perplexity"}
+    validation = {"val_loss", "val_perplexity", "val_accuracy"}
     assert [line.keys() - {"step"} for line in lines] == [
         training, training, validation, training, training | validation
     ]  # fmt: skip
@@ -349,10 +350,8 @@ def test_a_skipped_step_leaves_the_weights_and_uses_up_its_data(words, train, tm
     assert all(torch.equal(before[name], after[name]) for name in before)
     lines = metrics_of(tmp_path / "run")
     assert [line["tokens"] for line in lines] == [128 * n for n in (1, 2, 3, 3, 4, 5, 6, 7)]
-    assert lines[3].keys() == {"step", "skipped_steps", "lr", "tokens", "data_tokens", "data_epochs"} | {
-        "val_loss",
-        "val_perplexity",
-    }
+    assert lines[3]["skipped_steps"] == 1
+    assert not {"loss", "grad_norm"} & lines[3].keys()
     assert Checkpoints(tmp_path / "run").load_newest().state["data"]["row"] == 4 * STEPS
     rows = load_file(tmp_path / "run" / "nonfinite" / "step_00000004_rank_0.safetensors")
     assert rows["tokens"].shape == (4, 32)
@@ -438,6 +437,13 @@ def test_the_folder_is_free_again_whatever_happened(words, train, capsys):
     assert "failed" not in capsys.readouterr().err, "nothing goes wrong on the way out"
     with pytest.raises(UserError, match="holds another run"):
         train("run")
+
+
+def test_a_profile_is_a_trace_and_a_table(train, tmp_path):
+    train("run", "profile=true")
+    events = json.loads((tmp_path / "run" / "profile" / "trace.json").read_text())["traceEvents"]
+    assert {"ProfilerStep#4", "ProfilerStep#6"} <= {event.get("name") for event in events}
+    assert "aten::mm" in (tmp_path / "run" / "profile" / "table.txt").read_text()
 
 
 def test_bf16_autocast_over_fp32_weights(words, tmp_path):
