@@ -22,7 +22,9 @@ class Segments(NamedTuple):
     row_start: Tensor
 
     @classmethod
-    def whole_rows(cls, batch: int, tokens: int, device: torch.device | str = "cpu", *, continued: bool = False) -> Segments:
+    def whole_rows(
+        cls, batch: int, tokens: int, device: torch.device | str = "cpu", *, continued: bool = False
+    ) -> Segments:
         """One document a row; with `continued` it began before the row."""
         return cls(torch.full((batch, tokens), -1 if continued else 0, dtype=torch.int32, device=device))
 
