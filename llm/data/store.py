@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,16 @@ class Piece:
 
     tokens: np.ndarray
     first: np.ndarray
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A memory map travels to another process as the file's name, not as its contents."""
+        if isinstance(self.tokens, np.memmap) and self.tokens.offset == 0:
+            return _map_piece, (self.tokens.filename, self.tokens.dtype, len(self.tokens), self.first)
+        return Piece, (np.asarray(self.tokens), self.first)
+
+
+def _map_piece(filename: str, dtype: np.dtype, n_tokens: int, first: np.ndarray) -> Piece:
+    return Piece(np.memmap(filename, dtype=dtype, mode="r", shape=(n_tokens,)), first)
 
 
 class TokenStore:

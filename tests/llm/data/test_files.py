@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from llm.data import TextFiles, training_rows
@@ -90,4 +92,12 @@ def test_a_file_cut_short_is_an_error_that_names_it(tmp_path, texts, kind, write
     path = write_file(tmp_path / kind, texts(250))
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(UserError, match=kind):
+        list(read_documents([path]))
+
+
+@pytest.mark.parametrize(("kind", "package"), [("a.jsonl.zst", "zstandard"), ("a.parquet", "pyarrow.ipc")])
+def test_a_missing_package_is_named_with_the_way_to_install_it(tmp_path, texts, write_file, monkeypatch, kind, package):
+    path = write_file(tmp_path / kind, texts(3))
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=rf"{package.split('.')[0]}: pip install 'mixlab\[data\]'"):
         list(read_documents([path]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -59,6 +60,15 @@ def test_the_folder_holds_every_document_in_its_split(prepared, texts, tokenizer
         ]
         assert sorted(found) == sorted(f"{text}<|endoftext|>" for text in both if is_held_out(text, 0.2) == wanted)
     next(batches(rows, micro_batch=2, rows_per_step=2))
+
+
+def test_a_memory_map_travels_to_other_processes_by_name(prepared, tokenizer, settings):
+    rows = training_rows(settings(mode="auto"), TextFiles(str(prepared)), tokenizer, 32)
+    sent = pickle.dumps(rows)
+    assert len(sent) < 2 * sum(piece.first.nbytes for piece in rows.store.pieces) + 4000 * len(rows.store.pieces)
+    again = pickle.loads(sent)
+    assert all(isinstance(piece.tokens, np.memmap) for piece in again.store.pieces)
+    assert np.array_equal(again.read(5).ids, rows.read(5).ids)
 
 
 def test_validation_reads_no_more_than_asked(prepared, tokenizer, settings):
