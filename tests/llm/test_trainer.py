@@ -105,6 +105,14 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert not differences_of_runs(one, other)
 
 
+def assert_same_curve(run, other):
+    """Equal but for the order of float additions; accuracy is left out, since it jumps when one prediction flips."""
+    one, two = ([{k: v for k, v in x.items() if k != "val_accuracy"} for x in metrics_of(f)] for f in (run, other))
+    assert len(one) == len(two)
+    for line, expected in zip(two, one, strict=True):
+        assert line == pytest.approx(expected, rel=2e-4)
+
+
 def test_a_whole_run(train, tmp_path):
     summary = train("run")
     assert (summary.outcome, summary.step, summary.outcome.exit_code) == (Outcome.FINISHED, STEPS, 0)
@@ -180,13 +188,9 @@ def test_a_finished_run_is_left_alone(train, tmp_path):
 
 
 def test_accumulation_does_not_change_the_curve(train, tmp_path):
-    curves = []
     for micro_batch in (4, 2, 1):
         train(f"micro{micro_batch}", f"micro_batch={micro_batch}", "log_every=1")
-        curves.append(metrics_of(tmp_path / f"micro{micro_batch}"))
-    for curve in curves[1:]:
-        for line, expected in zip(curve, curves[0], strict=True):
-            assert line == pytest.approx(expected, rel=2e-4)
+        assert_same_curve(tmp_path / "micro4", tmp_path / f"micro{micro_batch}")
 
 
 @pytest.mark.slow
@@ -194,14 +198,13 @@ def test_two_ranks_are_one_rank_with_accumulation(train, words, tmp_path):
     """Five steps on two ranks and the rest on one, and the other way round, against one rank all the way."""
     train("one", "log_every=1")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
-    subprocess.run([*torchrun, *words("two_one", "log_every=1", "stop_after=5")], check=True, timeout=120)
+    subprocess.run([*torchrun, *words("two_one", "log_every=1", "stop_after=5")], check=True, timeout=300)
     assert len(load_file(Checkpoints(tmp_path / "two_one").path(5) / "rng.safetensors")) == 10, "two ranks' generators"
     train("two_one", "log_every=1")
     train("one_two", "log_every=1", "stop_after=5")
-    subprocess.run([*torchrun, *words("one_two", "log_every=1")], check=True, timeout=120)
+    subprocess.run([*torchrun, *words("one_two", "log_every=1")], check=True, timeout=300)
     for other in ("two_one", "one_two"):
-        for line, expected in zip(metrics_of(tmp_path / other), metrics_of(tmp_path / "one"), strict=True):
-            assert line == pytest.approx(expected, rel=2e-4)
+        assert_same_curve(tmp_path / "one", tmp_path / other)
 
 
 @pytest.mark.gpu
