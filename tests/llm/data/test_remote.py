@@ -206,23 +206,23 @@ def test_a_hub_dataset_trains_and_validates(
 
 
 def test_rank_0_alone_asks_the_hub_and_all_get_its_answer_or_its_error(monkeypatch):
-    sent = []
+    world, sent = SimpleNamespace(rank=0), []
 
     def broadcast(found):
-        sent.append(list(found)) if rank == 0 else found.__setitem__(slice(None), sent[-1])
+        sent.append(list(found)) if world.rank == 0 else found.__setitem__(slice(None), sent[-1])
 
     for name, value in {"is_initialized": lambda: True, "get_world_size": lambda: 2}.items():
         monkeypatch.setattr(hub.dist, name, value)
-    monkeypatch.setattr(hub.dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(hub.dist, "get_rank", lambda: world.rank)
     monkeypatch.setattr(hub.dist, "broadcast_object_list", broadcast)
     asked = []
-    for rank in (0, 1):
+    for world.rank in (0, 1):
         assert hub.on_rank_0(lambda: asked.append(1) or "files") == "files"
     assert len(asked) == 1
 
     def refuse():
         raise UserError("gated")
 
-    for rank in (0, 1):
+    for world.rank in (0, 1):
         with pytest.raises(UserError, match="gated"):
             hub.on_rank_0(refuse)
