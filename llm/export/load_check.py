@@ -3,7 +3,7 @@
 A script of its own: it imports torch, transformers and safetensors, and makes sure that the project and what only it
 needs cannot be imported. FOLDER holds ``request.json``
 
-    {"blocked": [module, ...], "sys_path": [folder, ...], "threads": n, "exports": {name: {"path", "cache"}, ...}}
+    {"blocked": [module, ...], "sys_path": [folder, ...], "threads": n, "exports": {name: {"path", "cache", "dtype"}}}
 
 for each export ``NAME.request.safetensors``, with int64 [B, T] tensors ``CASE.input_ids`` and, where wanted,
 ``CASE.position_ids`` (the case ``prompt`` is continued instead), and ``text.txt``. Written are, for each export,
@@ -85,7 +85,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(request["threads"])
     text = (folder / "text.txt").read_text(encoding="utf-8")
     models = {
-        name: AutoModelForCausalLM.from_pretrained(export["path"], trust_remote_code=True, dtype=torch.float32)
+        name: AutoModelForCausalLM.from_pretrained(export["path"], trust_remote_code=True, dtype=export["dtype"])
         for name, export in request["exports"].items()
     }
     with torch.inference_mode():

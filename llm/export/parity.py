@@ -92,12 +92,12 @@ def check_exports(
     """
     text = sample_text()
     every_case = make_cases(tokenizer, text, lengths)
-    cases = {name: _supported(every_case, path) for name, path in exports.items()}
+    cases = {name: supported(every_case, path) for name, path in exports.items()}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "text.txt").write_text(text, encoding="utf-8")
         write_request(folder, exports, cases, sys_path)
-        _run_load_check(folder)
+        run_load_check(folder)
         ids = tokenizer(text, verbose=False)["input_ids"]
         return {
             export: compare(
@@ -112,7 +112,11 @@ def check_exports(
 
 
 def write_request(
-    folder: Path, exports: Mapping[str, Path], cases: Mapping[str, Cases], sys_path: Sequence[str]
+    folder: Path,
+    exports: Mapping[str, Path],
+    cases: Mapping[str, Cases],
+    sys_path: Sequence[str] = (),
+    dtype: str = "float32",
 ) -> None:
     """What `load_check` reads."""
     settings = {
@@ -120,7 +124,7 @@ def write_request(
         "sys_path": list(sys_path),
         "threads": torch.get_num_threads(),
         "exports": {
-            name: {"path": str(path.resolve()), "cache": _config(path).get("use_cache", True)}
+            name: {"path": str(path.resolve()), "cache": _config(path).get("use_cache", True), "dtype": dtype}
             for name, path in exports.items()
         },
     }
@@ -202,7 +206,7 @@ def _config(export: Path) -> dict:
     return json.loads((export / "config.json").read_text())
 
 
-def _supported(cases: Cases, export: Path) -> Cases:
+def supported(cases: Cases, export: Path) -> Cases:
     """Without packed documents, unless our own code is what reads them."""
     packs = "auto_map" in _config(export)
     return {name: inputs for name, inputs in cases.items() if packs or "position_ids" not in inputs}
@@ -213,7 +217,8 @@ def _own_packages(export: Path) -> set[str]:
     return {settings["_target_"].split(".")[0] for settings in _config(export).get("mixers", {}).values()}
 
 
-def _run_load_check(folder: Path) -> None:
+def run_load_check(folder: Path) -> None:
+    """Let a fresh process answer the requests in `folder`. RuntimeError where an export does not load."""
     environment = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
