@@ -74,7 +74,11 @@ def _compose_with_mixers(words: list[str]) -> DictConfig:
 
 def _typed(composed: DictConfig, *, partly: bool = False) -> TrainConfig:
     """The dataclass tree; without `partly`, every mandatory value must be there and interpolations are resolved."""
-    plain = OmegaConf.masked_copy(composed, list(TrainConfig.__dataclass_fields__))
+    known = list(TrainConfig.__dataclass_fields__)
+    for key in composed:
+        if key not in (*known, "hydra"):
+            raise UserError(f"{key}: there is no such key.{suggest(str(key), all_keys())}")
+    plain = OmegaConf.masked_copy(composed, known)
     merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), plain)
     if not partly:
         missing = sorted(OmegaConf.missing_keys(merged))

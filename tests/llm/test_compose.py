@@ -78,6 +78,8 @@ def test_a_mixer_from_elsewhere_works_by_target():
 
 MISTAKES = {
     "nonsense=1": "nonsense: there is no such key",
+    "+nonsense=1": "nonsense: there is no such key",
+    "+optim.lrr=1": "optim.lrr: there is no such key",
     "optim.lrr=1": "optim.lrr: there is no such key. Did you mean optim.lr?",
     "optim.lr=fast": "optim.lr: .*fast.*",
     "steps=1.5": "steps: .*1.5.*",
