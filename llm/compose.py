@@ -78,7 +78,8 @@ def _typed(composed: DictConfig, *, partly: bool = False) -> TrainConfig:
     for key in composed:
         if key not in (*known, "hydra"):
             raise UserError(f"{key}: there is no such key.{suggest(str(key), all_keys())}")
-    plain = OmegaConf.masked_copy(composed, known)
+    # as plain values, or keys that a plus added to a typed node would pass
+    plain = OmegaConf.to_container(OmegaConf.masked_copy(composed, known))
     merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), plain)
     if not partly:
         missing = sorted(OmegaConf.missing_keys(merged))
