@@ -237,6 +237,7 @@ class StreamedRows:
         return np.array([len(next(documents)[1]) for _, documents in zip(range(at_most), cycle(streams))])
 
     def progress(self, state: dict[str, Any]) -> dict[str, float]:
-        """Epochs are those of the stream that is furthest on, by whole units."""
-        units = max((lane["at"][0] for lane in state["lanes"].values()), default=0)
-        return {"data_tokens": state["row"] * self.context, "data_epochs": units / len(self.corpus.units)}
+        """Epochs are counted in whole units that were read to their end."""
+        corpus = self.corpus
+        done = sum((lane["at"][0] - int(stream)) // corpus.n_streams for stream, lane in state["lanes"].items())
+        return {"data_tokens": state["row"] * self.context, "data_epochs": done / len(corpus.units)}

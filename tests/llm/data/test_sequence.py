@@ -143,3 +143,15 @@ def test_streams_predict_every_token_of_the_text(tmp_path, texts, jsonl, tokeniz
         ratios = [predicted[token] / n for token, n in wanted.items() if n > 100]
         assert min(ratios) > 2.8
         assert max(ratios) < 3.2
+
+
+@pytest.mark.parametrize("streams", [1, 64])
+def test_epochs_of_a_stream_are_counted(tmp_path, texts, jsonl, tokenizer, settings, streams):
+    path = jsonl(tmp_path / "a.jsonl", texts(400))
+    rows = training_rows(settings(mode="stream", streams=streams), TextFiles(str(path)), tokenizer, CONTEXT)
+    n_tokens = sum(len(ids) + 1 for ids in tokenizer(texts(400))["input_ids"])
+    loader = batches(rows, micro_batch=8, rows_per_step=8)
+    for epochs in (1, 2):
+        while (progress := rows.progress(next(loader).state))["data_tokens"] < epochs * n_tokens:
+            pass
+        assert progress["data_epochs"] == pytest.approx(epochs, abs=0.3)
