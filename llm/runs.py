@@ -14,7 +14,7 @@ from llm.errors import UserError
 from llm.model.decoder import Decoder
 from llm.runfolder import read_config
 from llm.state import load_model_tensors
-from llm.tokenizer import load_tokenizer
+from llm.tokenizer import load_tokenizer, vocabulary_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,7 +32,7 @@ def load_run(
     folder = checkpoint_folder(run_dir, step)
     config = read_config(run_dir)
     tokenizer = load_tokenizer(config.tokenizer.path)
-    model = build_model(config, len(tokenizer))
+    model = build_model(config, vocabulary_size(config.tokenizer, tokenizer))
     try:
         load_model_tensors(model, load_weights(folder))
     except DamagedCheckpoint as error:

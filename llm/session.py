@@ -19,13 +19,14 @@ from llm.report import report, size_warnings
 from llm.runfolder import RunFolder, open_run
 from llm.schedules import build_schedule, total_steps
 from llm.stopping import Outcome
-from llm.tokenizer import load_tokenizer
+from llm.tokenizer import load_tokenizer, vocabulary_size
 from llm.trainer import Summary, Trainer
 
 
 def dry_run(config: TrainConfig) -> int:
-    """Print what the run would be, from the configuration and the tokenizer alone. Returns the exit code."""
-    model = check(config, len(load_tokenizer(config.tokenizer.path)), world_size=1)
+    """Print what the run would be, from the configuration and, for its size alone, the tokenizer. Returns the exit code."""
+    vocab_size = config.tokenizer.vocab_size or len(load_tokenizer(config.tokenizer.path))
+    model = check(config, vocab_size, world_size=1)
     print(report(config, model, total_steps(config)))
     return 0
 
@@ -34,7 +35,8 @@ def train(config: TrainConfig) -> int:
     """Train, or go on training, the run of `config`. Returns the exit code."""
     accelerator = build_accelerator(config)
     tokenizer = load_tokenizer(config.tokenizer.path)
-    sketch = check(config, len(tokenizer), accelerator.num_processes)
+    vocab_size = vocabulary_size(config.tokenizer, tokenizer)
+    sketch = check(config, vocab_size, accelerator.num_processes)
     source = build_leaf("data.source", config.data.source)
     loggers = [build_leaf(f"loggers.{name}", leaf) for name, leaf in config.loggers.items()]
     run = open_run(config, main=accelerator.is_main_process)
@@ -43,7 +45,7 @@ def train(config: TrainConfig) -> int:
         validation = validation_sets(config.data, source, tokenizer, config.context)
         if accelerator.is_main_process:
             announce(config, sketch, run, validation, accelerator.device)
-        model = build_model(config, len(tokenizer))
+        model = build_model(config, vocab_size)
         optimizer = build_optimizer(config.optim, model, build_leaf)
         summary = Trainer(config, model, optimizer, rows, validation, loggers, run, accelerator).fit()
     finally:

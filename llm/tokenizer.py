@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+    from llm.config import TokenizerConfig
+
 END_OF_DOCUMENT = "<|endoftext|>"  # what `train_bpe` names its only special token
 
 
@@ -42,13 +44,14 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
-    """UserError when the tokenizer makes tokens that a model with `vocab_size` entries does not have."""
-    if len(tokenizer) > vocab_size:
+def vocabulary_size(config: TokenizerConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """How many tokens the model has to know. UserError when the tokenizer makes more than `vocab_size` says."""
+    if config.vocab_size is not None and len(tokenizer) > config.vocab_size:
         raise UserError(
-            f"The tokenizer has {len(tokenizer):,} tokens, the model only {vocab_size:,}: "
-            "take the tokenizer that the model was trained with (tokenizer.path)."
+            f"tokenizer.vocab_size={config.vocab_size}: the tokenizer at {config.path} has {len(tokenizer)} tokens. "
+            f"Set tokenizer.vocab_size={len(tokenizer)} or null, or take the tokenizer that was meant (tokenizer.path)."
         )
+    return config.vocab_size or len(tokenizer)
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -7,9 +7,10 @@ import shutil
 
 import pytest
 
+from llm.config import TokenizerConfig
 from llm.errors import UserError
 from llm.paths import data_dir
-from llm.tokenizer import check_vocabulary, fingerprint, load_tokenizer, save_tokenizer, train_bpe
+from llm.tokenizer import fingerprint, load_tokenizer, save_tokenizer, train_bpe, vocabulary_size
 
 
 def test_the_bundled_tokenizer_loads_from_anywhere_and_keeps_any_text(tmp_path, monkeypatch):
@@ -47,6 +48,7 @@ def test_a_tokenizer_without_an_end_of_document_is_an_error(tmp_path):
 
 def test_more_tokens_than_the_model_has_is_an_error():
     tokenizer = load_tokenizer("bundled:tokenizer")
-    check_vocabulary(tokenizer, 4096)
-    with pytest.raises(UserError, match=r"4,096 tokens, the model only 4,000"):
-        check_vocabulary(tokenizer, 4000)
+    settings = lambda size: TokenizerConfig(path="bundled:tokenizer", vocab_size=size)  # noqa: E731
+    assert [vocabulary_size(settings(size), tokenizer) for size in (None, 4096, 5000)] == [4096, 4096, 5000]
+    with pytest.raises(UserError, match=r"tokenizer.vocab_size=4000: .* has 4096 tokens"):
+        vocabulary_size(settings(4000), tokenizer)
