@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-NEW_TOKENS = 12
+NEW_TOKENS = 8
 
 
 def answer(model: Any, request: dict[str, Any], *, cache: bool) -> dict[str, Any]:
