@@ -76,7 +76,7 @@ class TokenizerConfig:
     """The tokenizer (configs/tokenizer)."""
 
     path: str = option("folder that transformers' AutoTokenizer loads, or a hub name")
-    vocab_size: int | None = option("tokens that the model knows, at least the tokenizer's; null: the tokenizer's", None)
+    vocab_size: int | None = option("tokens that the model knows; null: as many as the tokenizer has", None)
 
 
 @dataclass

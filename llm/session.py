@@ -24,7 +24,7 @@ from llm.trainer import Summary, Trainer
 
 
 def dry_run(config: TrainConfig) -> int:
-    """Print what the run would be, from the configuration and, for its size alone, the tokenizer. Returns the exit code."""
+    """Print what the run would be; of the tokenizer only the size is needed. Returns the exit code."""
     vocab_size = config.tokenizer.vocab_size or len(load_tokenizer(config.tokenizer.path))
     model = check(config, vocab_size, world_size=1)
     print(report(config, model, total_steps(config)))
