@@ -51,7 +51,7 @@ def train(config: TrainConfig) -> int:
     finally:
         run.close()
     if accelerator.is_main_process:
-        conclude(summary, run)
+        conclude(summary, run, validation)
     accelerator.end_training()
     return summary.outcome.exit_code
 
@@ -67,7 +67,6 @@ def announce(
     config: TrainConfig, model: Decoder, run: RunFolder, validation: dict[str, HeldOutRows], device: torch.device
 ) -> None:
     """Say in a few lines what is going to run."""
-    say = lambda line: print(line, file=sys.stderr)  # noqa: E731
     say(f"{config.model.name} {mixer_label(config)}: {describe_layout(layer_names(config))}")
     parameters = sum(p.numel() for p in model.parameters())
     say(f"{parameters:,} parameters, {model.non_embedding_parameters():,} without embedding and head; {device}")
@@ -78,13 +77,21 @@ def announce(
     say(f"run folder: {run.path}")
 
 
-def conclude(summary: Summary, run: RunFolder) -> None:
-    """Say how it ended, and what to do next."""
+def conclude(summary: Summary, run: RunFolder, validation: dict[str, HeldOutRows]) -> None:
+    """Say how it ended, how much was learnt beyond the frequencies of tokens, and what to do next."""
     names = ("loss", "val_loss", "val_perplexity")
     values = ", ".join(f"{n.replace('_', ' ')} {summary.values[n]:.4f}" for n in names if n in summary.values)
     how = summary.outcome.name.lower().replace("_", " ")
-    print(f"{how} at step {summary.step}: {values}", file=sys.stderr)
+    say(f"{how} at step {summary.step}: {values}")
+    if "val_loss" in summary.values and "validation" in validation:
+        entropy = validation["validation"].unigram_entropy()
+        say(f"val loss is {entropy - summary.values['val_loss']:.3f} nats below the unigram entropy {entropy:.3f}")
     if summary.outcome is Outcome.FINISHED:
-        print(f'next: python -m llm.generate {run.path} --prompt "..."', file=sys.stderr)
+        say(f'next: python -m llm.generate {run.path} --prompt "..."')
     else:
-        print("the same command goes on from here", file=sys.stderr)
+        say("the same command goes on from here")
+
+
+def say(line: str) -> None:
+    """Tell the user; stdout is left to what others may want to pipe."""
+    print(line, file=sys.stderr, flush=True)
