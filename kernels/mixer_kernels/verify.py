@@ -112,7 +112,10 @@ def _check_in_worker(job: tuple[str, str, torch.dtype, str]) -> list[Result]:
     spec = all_specs()[name]
     case = next(c for c in spec.cases if c.name == case_name)
     try:
-        return check(spec, case, dtype, device)
+        results = check(spec, case, dtype, device)
+        for failed in (r for r in results if not r.passed):  # at once: a run that is cut short has named its failures
+            print(failed, file=sys.stderr, flush=True)
+        return results
     except Exception as error:  # a kernel that does not compile or run fails its case, not the whole table
         print(f"{name}, {case_name}, {dtype}: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
         return [Result(name, case_name, dtype, "does not run", math.nan, math.nan, 0.0)]
@@ -121,7 +124,7 @@ def _check_in_worker(job: tuple[str, str, torch.dtype, str]) -> list[Result]:
 def check_all(device: str, dtypes: Iterable[torch.dtype] = DTYPES, ops: Container[str] = ()) -> list[Result]:
     """All verifiable cases, in several processes because most of the time goes into compiling."""
     jobs = [(s.name, case.name, dtype, device) for (s, case), dtype in itertools.product(verifiable(ops), dtypes)]
-    workers = max(1, min(12, (os.cpu_count() or 1) - 2))
+    workers = max(1, min(14, (os.cpu_count() or 1) - 2))
     # A process a case: what one kernel does to its process must not fail the cases after it.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         return list(itertools.chain.from_iterable(pool.map(_check_in_worker, jobs)))

@@ -18,33 +18,36 @@ FEWEST_CHUNKS = 8  # of a segment: below this the second pass over the keys cost
 class Saved(NamedTuple):
     """What backward needs beside the inputs; empty tensors where it needs nothing.
 
-    `states` [B, HV, N, K, V] entering each chunk, `scores` [B, HV, N, C, C], `q_read` and `k_write` [B, HV, N * C, K]
-    in the inputs' dtype, `through` [B, HV, N, K] and, under channel decay, `steep` [B, HV, N] in fp32, as
-    `forward.scores` has them. Everything else is formed again.
+    `states` [B, HV, N, V, K] entering each chunk and `scores` [B, HV, N, C, C] in the inputs' dtype, and as
+    `forward.scores` has them `read`, `write` [B, HV, N * C, K], under channel decay, in the inputs' dtype, else
+    [B, HV, N * C, 1] in fp32; `through` [B, HV, N, K or 1] and, under channel decay, `steep` [B, HV, N] in fp32.
+    Everything else is formed again.
     """
 
     states: Tensor
     scores: Tensor
-    q_read: Tensor
-    k_write: Tensor
+    read: Tensor
+    write: Tensor
     through: Tensor
     steep: Tensor
 
     @classmethod
     def empty(cls, like: Tensor, s: Sizes, save: bool) -> Saved:
         """Unwritten buffers. Without `save` no states are kept, which backward alone reads."""
-        heads = (s.B, s.HV, s.N)
+        heads, channel = (s.B, s.HV, s.N), s.decay == 2
+        rows = (s.B, s.HV, s.N * CHUNK, s.K if channel else 1)
+        factors = like.dtype if channel else torch.float32
 
         def new(*shape: int, wanted: bool = True, dtype: torch.dtype = like.dtype) -> Tensor:
             return like.new_empty(shape if wanted else (0,), dtype=dtype)
 
         return cls(
-            states=new(*heads, s.K, s.V, wanted=save),
+            states=new(*heads, s.V, s.K, wanted=save),
             scores=new(*heads, CHUNK, CHUNK),
-            q_read=new(*heads[:2], s.N * CHUNK, s.K),
-            k_write=new(*heads[:2], s.N * CHUNK, s.K),
-            through=new(*heads, s.K, dtype=torch.float32),
-            steep=new(*heads, wanted=s.decay == 2, dtype=torch.float32),
+            read=new(*rows, dtype=factors),
+            write=new(*rows, dtype=factors),
+            through=new(*heads, rows[-1], dtype=torch.float32),
+            steep=new(*heads, wanted=channel, dtype=torch.float32),
         )
 
 
@@ -80,7 +83,7 @@ def forward_op(
     g = q if g is None else g.contiguous()
     saved = Saved.empty(q, s, save)
     _launch_scores(s, q, k, g, row_start, saved, scale)
-    o, final = _launch_scan(s, v, initial_state, saved, saved.states, reverse=False)
+    o, final = _launch_scan(s, q, k, v, initial_state, saved, saved.states, reverse=False)
     return o, final, *saved
 
 
@@ -111,19 +114,19 @@ def backward_op(
     row_start: Tensor,
     states: Tensor,
     scores: Tensor,
-    q_read: Tensor,
-    k_write: Tensor,
+    read: Tensor,
+    write: Tensor,
     through: Tensor,
     steep: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, g (empty without g) and the initial state."""
     s = Sizes.of(q, v, g)
-    saved = Saved(states, scores, q_read, k_write, through, steep)
+    saved = Saved(states, scores, read, write, through, steep)
     do, dfinal, q, k, v, row_start = (x.contiguous() for x in (do, dfinal, q, k, v, row_start))
     g = q if g is None else g.contiguous()
     dstates = torch.empty_like(states)
-    dv, dinitial = _launch_scan(s, do, dfinal, saved, dstates, reverse=True)
+    dv, dinitial = _launch_scan(s, q, k, do, dfinal, saved, dstates, reverse=True)
     dq, dk, dg = _launch_gradients(s, q, k, v, g, row_start, do, dstates, saved, scale)
     return dq, dk, dv, dg, dinitial
 
@@ -139,8 +142,8 @@ def _(
     row_start: Tensor,
     states: Tensor,
     scores: Tensor,
-    q_read: Tensor,
-    k_write: Tensor,
+    read: Tensor,
+    write: Tensor,
     through: Tensor,
     steep: Tensor,
     scale: float,
@@ -174,7 +177,7 @@ def _launch_scores(s: Sizes, q: Tensor, k: Tensor, g: Tensor, row_start: Tensor,
     """The scores of each chunk, and the keys and queries as the scan needs them."""
     sizes = {"H": s.H, "HV": s.HV, "K": s.K, "C": CHUNK}
     forward_kernels.scores[(s.chunks,)](
-        q, k, g, row_start, saved.scores, saved.q_read, saved.k_write, saved.through, saved.steep, s.T, s.N, scale,
+        q, k, g, row_start, saved.scores, saved.read, saved.write, saved.through, saved.steep, s.T, s.N, scale,
         DECAY=s.decay, **sizes, **_configuration(f"scores_{s.gates}", q, s),
     )  # fmt: skip
     if s.decay == 2:
@@ -185,19 +188,30 @@ def _launch_scores(s: Sizes, q: Tensor, k: Tensor, g: Tensor, row_start: Tensor,
 
 
 def _launch_scan(
-    s: Sizes, values: Tensor, enter: Tensor, saved: Saved, states: Tensor, *, reverse: bool
+    s: Sizes,
+    q: Tensor,
+    k: Tensor,
+    values: Tensor,
+    enter: Tensor,
+    saved: Saved,
+    states: Tensor,
+    *,
+    reverse: bool,
 ) -> tuple[Tensor, Tensor]:
     """The scan over chunks, in one segment or several at once: what it puts out, and the state that leaves the row."""
-    settings = _configuration("scan", values, s)
+    settings = _configuration(f"scan_{s.gates}", values, s)
     blocks = s.V // settings["BV"]
     segments, per = _segments(s, blocks, values.device)
     out, leave = torch.empty_like(values), torch.empty_like(enter)
-    x, y = (saved.k_write, saved.q_read) if reverse else (saved.q_read, saved.k_write)
+    operands = (saved.read, saved.write) if s.decay == 2 else (q, k)
+    x, y = reversed(operands) if reverse else operands
+    on_out, on_values = (saved.write, saved.read) if reverse else (saved.read, saved.write)
 
     def launch(enter: Tensor, leave: Tensor, decay: Tensor, **flags: bool) -> None:
-        forward_kernels.scan[(s.B * s.HV * segments, blocks)](
-            x, y, values, saved.scores, saved.through, enter, out, states, leave, decay, s.T, s.N, segments, per,
-            HV=s.HV, K=s.K, V=s.V, C=CHUNK, REVERSE=reverse, **flags, **settings,
+        forward_kernels.scan[(s.B * s.HV * segments * blocks,)](
+            x, y, on_out, on_values, values, saved.scores, saved.through, enter, out, states, leave, decay,
+            s.T, s.N, segments, per,
+            H=s.H, HV=s.HV, K=s.K, V=s.V, C=CHUNK, CHANNEL_DECAY=s.decay == 2, REVERSE=reverse, **flags, **settings,
         )  # fmt: skip
 
     decay = enter  # a placeholder, for with one segment its decay is of no interest

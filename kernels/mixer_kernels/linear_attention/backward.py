@@ -5,15 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mixer_kernels.common.tiles import (
-    dot,
-    load_rows,
-    load_starts,
-    store_rows,
-    sum_before,
-    sum_from_here,
-    triangle_sums,
-)
+from mixer_kernels.common.tiles import dot, load_rows, load_starts, store_rows, sum_before, sum_from_here
 from mixer_kernels.linear_attention.forward import BOUND, CHANNEL, LEAF, NONE, SCALAR, load_gates
 
 
@@ -25,7 +17,7 @@ def gradients(
 ):  # fmt: skip
     """dq, dk [B, T, HV, K] and dg of one chunk of one head and a block of BK keys.
 
-    states, dstates [B, HV, N, K, V]: the state entering each chunk and the gradient of the state leaving it. dg is
+    states, dstates [B, HV, N, V, K]: the state entering each chunk and the gradient of the state leaving it. dg is
     [B, T, HV, K], or [K / BK, B, T, HV] partial sums under scalar decay. Pairs inside steep chunks are left out.
     """
     chunk = tl.program_id(0).to(tl.int64)
@@ -34,7 +26,7 @@ def gradients(
     starts, last_start = load_starts(row_start, batch, n, T, C)
     rows, tokens = tl.arange(0, C), batch * T
     values = (tokens * HV + head) * V
-    tile = (chunk * K + first) * V + tl.arange(0, BK)[:, None] * V + tl.arange(0, BV)[None, :]
+    tile = tl.arange(0, BV)[:, None] * K + tl.arange(0, BK)[None, :]
 
     dA = tl.zeros([C, C], tl.float32)
     dq_read = tl.zeros([C, BK], tl.float32)
@@ -43,13 +35,13 @@ def gradients(
     for column in range(0, V, BV):
         b_do = load_rows(do + values + column, n * C, T, HV * V, C, BV)
         b_v = load_rows(v + values + column, n * C, T, HV * V, C, BV)
-        b_S = tl.load(states + tile + column)
-        b_dS = tl.load(dstates + tile + column)
+        b_S = tl.load(states + (chunk * V + column) * K + first + tile)
+        b_dS = tl.load(dstates + (chunk * V + column) * K + first + tile)
         dA += dot(b_do, tl.trans(b_v))
-        dq_read += dot(b_do, tl.trans(b_S))
-        dk_write += dot(b_v, tl.trans(b_dS))
+        dq_read += dot(b_do, b_S)
+        dk_write += dot(b_v, b_dS)
         if DECAY != NONE:
-            both += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), axis=1)
+            both += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), axis=0)
 
     keys = (tokens * H + head // (HV // H)) * K + first
     b_q = load_rows(q + keys, n * C, T, H * K, C, BK)
@@ -57,44 +49,46 @@ def gradients(
     dA *= scale
     own = tl.sum(tl.where(rows[:, None] == rows[None, :], dA, 0.0), axis=1)[:, None]  # under no decay: kept out of dg
     sees = (starts[:, None] <= rows[None, :]) & (rows[None, :] < rows[:, None])
+    reads, writes = (starts < 0)[:, None], (last_start <= rows)[:, None]
+    grads = (tokens * HV + head) * K + first
+    # Queries first, then keys: fewer tiles at a time. `straddle` adds up what decays between a row and a later one.
     if DECAY == CHANNEL:
-        G = tl.cumsum(load_rows(g + (tokens * HV + head) * K + first, n * C, T, HV * K, C, BK), axis=0)
+        G = tl.cumsum(load_rows(g + grads, n * C, T, HV * K, C, BK), axis=0)
         end = tl.sum(tl.where(rows[:, None] == C - 1, G, 0.0), axis=0)
         middle = tl.sum(tl.where(rows[:, None] == C // 2, G, 0.0), axis=0)[None, :]
         a = tl.where(sees, dA, 0.0)
         a = tl.where(tl.load(steep + chunk) <= BOUND, a, 0.0).to(b_q.dtype)
         by_row, by_column = tl.exp(tl.minimum(G - middle, BOUND)), tl.exp(tl.minimum(middle - G, BOUND))
-        row_side, column_side = (b_q * by_row).to(b_q.dtype), (b_k * by_column).to(b_q.dtype)
-        on_rows, on_columns = dot(a, column_side), dot(tl.trans(a), row_side)
         # The very operands of the products, rounded: what does not straddle a row then cancels to fp32 rounding.
-        straddle = row_side * on_rows - column_side * on_columns
-        dq_pairs, dk_pairs = by_row * on_rows, by_column * on_columns
-        read, write = tl.exp(G), tl.exp(end[None, :] - G)
+        row_side, column_side = (b_q * by_row).to(b_q.dtype), (b_k * by_column).to(b_q.dtype)
+        on_rows = dot(a, column_side)
+        dq_read = tl.where(reads, dq_read * tl.exp(G) * scale, 0.0)
+        straddle = row_side * on_rows + b_q * dq_read
+        store_rows(dq + grads, by_row * on_rows + own * b_k + dq_read, n * C, T, HV * K, C, BK)
+        on_columns = dot(tl.trans(a), row_side)
+        dk_write = tl.where(writes, dk_write * tl.exp(end[None, :] - G), 0.0)
+        store_rows(dk + grads, by_column * on_columns + own * b_q + dk_write, n * C, T, HV * K, C, BK)
+        through = tl.where(last_start < 0, tl.exp(end), 0.0)
+        b_dg = sum_from_here(straddle - column_side * on_columns) + (through * both)[None, :]
+        store_rows(dg + grads, b_dg + sum_before(b_k * dk_write), n * C, T, HV * K, C, BK)
     else:
         b_g = load_gates(g + tokens * HV + head, n, T, HV, DECAY, C)
-        G = tl.cumsum(b_g, axis=0)
-        end = tl.sum(b_g, axis=0)
-        between = tl.exp(tl.where(sees, G[:, None] - G[None, :], float("-inf")))
-        a = (dA * between).to(b_q.dtype)
-        dq_pairs, dk_pairs = dot(a, b_k), dot(tl.trans(a), b_q)
-        straddle = b_q * dq_pairs - b_k * dk_pairs
-        read, write = tl.exp(G)[:, None], tl.exp(tl.minimum(end - G, 0.0))[:, None]
-    dq_read *= tl.where((starts < 0)[:, None], read * scale, 0.0)
-    dk_write *= tl.where((last_start <= rows)[:, None], write, 0.0)
-
-    grads = (tokens * HV + head) * K + first
-    store_rows(dq + grads, dq_pairs + own * b_k + dq_read, n * C, T, HV * K, C, BK)
-    store_rows(dk + grads, dk_pairs + own * b_q + dk_write, n * C, T, HV * K, C, BK)
-    through = tl.where(last_start < 0, tl.exp(end), 0.0) if DECAY != NONE else 0.0
-    if DECAY == CHANNEL:
-        b_dg = sum_from_here(straddle + b_q * dq_read) + sum_before(b_k * dk_write) + (through * both)[None, :]
-        store_rows(dg + grads, b_dg, n * C, T, HV * K, C, BK)
-    if DECAY == SCALAR:
-        from_here = sum_from_here(tl.sum(straddle + b_q * dq_read, axis=1))
-        b_dg = from_here + sum_before(tl.sum(b_k * dk_write, axis=1)) + through * tl.sum(both, axis=0)
-        part = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // N) * T
-        inside = n * C + rows < T
-        tl.store(dg + part + tokens * HV + head + (n * C + rows).to(tl.int64) * HV, b_dg, mask=inside)
+        G, end = tl.cumsum(b_g, axis=0), tl.sum(b_g, axis=0)
+        a = (dA * tl.exp(tl.where(sees, G[:, None] - G[None, :], float("-inf")))).to(b_q.dtype)
+        dq_read *= tl.where(reads, tl.exp(G)[:, None] * scale, 0.0)
+        dq_decayed = dot(a, b_k) + dq_read
+        straddle = tl.sum(b_q * dq_decayed, axis=1)
+        store_rows(dq + grads, dq_decayed + own * b_k, n * C, T, HV * K, C, BK)
+        dk_pairs = dot(tl.trans(a), b_q)
+        dk_write *= tl.where(writes, tl.exp(tl.minimum(end - G, 0.0))[:, None], 0.0)
+        store_rows(dk + grads, dk_pairs + own * b_q + dk_write, n * C, T, HV * K, C, BK)
+        if DECAY == SCALAR:
+            through = tl.where(last_start < 0, tl.exp(end), 0.0)
+            b_dg = sum_from_here(straddle - tl.sum(b_k * dk_pairs, axis=1)) + through * tl.sum(both, axis=0)
+            b_dg += sum_before(tl.sum(b_k * dk_write, axis=1))
+            part = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // N) * T
+            inside = n * C + rows < T
+            tl.store(dg + part + tokens * HV + head + (n * C + rows).to(tl.int64) * HV, b_dg, mask=inside)
 
 
 @triton.jit(do_not_specialize=["T", "N", "scale"])
@@ -124,7 +118,7 @@ def gradients_steep(
     b_q = load_rows(q, n * C, T, H * K, C, BK).to(tl.float32)
     b_k = load_rows(k, n * C, T, H * K, C, BK).to(tl.float32)
     b_g = load_rows(g, n * C, T, HV * K, C, BK)
-    G = triangle_sums(all_rows[:, None] >= all_rows[None, :], b_g)
+    G = tl.cumsum(b_g, axis=0)
     below = tl.zeros([BK], tl.float32)  # what straddles from the rows below
     for step in range(C // LEAF):
         block = C - LEAF - step * LEAF
@@ -145,7 +139,7 @@ def gradients_steep(
         own_q = load_rows(q, n * C + block, T, H * K, LEAF, BK).to(tl.float32)
         own_k = load_rows(k, n * C + block, T, H * K, LEAF, BK).to(tl.float32)
         own_g = load_rows(g, n * C + block, T, HV * K, LEAF, BK)
-        own_G = triangle_sums(leaf[:, None] >= leaf[None, :], own_g)
+        own_G = tl.cumsum(own_g, axis=0)
         own_G += tl.sum(tl.where(all_rows[:, None] < block, b_g, 0.0), axis=0)[None, :]
         b_dq = tl.zeros([LEAF, BK], tl.float32)
         b_dk = tl.zeros([LEAF, BK], tl.float32)
@@ -179,7 +173,7 @@ def gradients_steep(
         b_dq += load_rows(dq + grads, n * C + block, T, HV * K, LEAF, BK)
         b_dk += load_rows(dk + grads, n * C + block, T, HV * K, LEAF, BK)
         b_dg = load_rows(dg + grads, n * C + block, T, HV * K, LEAF, BK) + below[None, :]
-        b_dg += triangle_sums(leaf[:, None] <= leaf[None, :], straddle)
+        b_dg += sum_from_here(straddle)
         store_rows(dq + grads, b_dq, n * C + block, T, HV * K, LEAF, BK)
         store_rows(dk + grads, b_dk, n * C + block, T, HV * K, LEAF, BK)
         store_rows(dg + grads, b_dg, n * C + block, T, HV * K, LEAF, BK)

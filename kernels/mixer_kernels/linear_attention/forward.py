@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mixer_kernels.common.tiles import dot, load_rows, load_starts, store_rows, triangle_sums
+from mixer_kernels.common.tiles import dot, load_rows, load_starts, store_rows
 
 NONE, SCALAR, CHANNEL = (tl.constexpr(i) for i in range(3))
 BOUND = tl.constexpr(64.0)  # a chunk that decays by at most exp(-BOUND) is one product, which stays finite in bf16
@@ -28,60 +28,58 @@ def load_gates(g, n, T, HV: tl.constexpr, DECAY: tl.constexpr, C: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "N", "scale"])
 def scores(
-    q, k, g, row_start, A, q_read, k_write, through, steep, T, N, scale,
+    q, k, g, row_start, A, read, write, through, steep, T, N, scale,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one head a program.
 
-    A [B, HV, N, C, C]: scale * q[r] . k[s] under the decay between them, where r sees s; q_read and k_write
-    [B, HV, N * C, K]: q under the decay from the chunk's start (and scale), k under the decay to its end, zero in rows
-    that do not read the incoming or write the outgoing state; through [B, HV, N, K]: the decay of the whole chunk, zero
-    if a document begins in it; steep [B, HV, N]: the strongest decay of a channel, as a positive number.
+    A [B, HV, N, C, C]: scale * q[r] . k[s] under the decay between them, where r sees s. Under channel decay read and
+    write [B, HV, N * C, K]: q under the decay from the chunk's start (and scale), k under the decay to its end, zero in
+    rows that do not read the incoming or write the outgoing state; else [B, HV, N * C]: those factors alone, fp32.
+    through [B, HV, N, K or 1]: the decay of the whole chunk, zero if a document begins in it; steep [B, HV, N]: the
+    strongest decay of a channel, as a positive number.
     """
     chunk = tl.program_id(0).to(tl.int64)
     n, head, batch = (chunk % N).to(tl.int32), chunk // N % HV, chunk // N // HV
     starts, last_start = load_starts(row_start, batch, n, T, C)
     rows = tl.arange(0, C)
-    reads, writes = (starts < 0)[:, None], (last_start <= rows)[:, None]
+    reads, writes = starts < 0, last_start <= rows
     sees = (starts[:, None] <= rows[None, :]) & (rows[None, :] <= rows[:, None])
     tokens = batch * T
     q += (tokens * H + head // (HV // H)) * K
     k += (tokens * H + head // (HV // H)) * K
+    g += tokens * HV * K + head * K if DECAY == CHANNEL else tokens * HV + head
     acc = tl.zeros([C, C], tl.float32)
-    if DECAY == CHANNEL:
-        g += (tokens * HV + head) * K
-        triangle = rows[:, None] >= rows[None, :]
-        strongest = 0.0
-    else:
-        G = tl.cumsum(load_gates(g + tokens * HV + head, n, T, HV, DECAY, C), axis=0)
-        end = tl.sum(tl.where(rows == C - 1, G, 0.0), axis=0)
-        read = tl.where(reads, tl.exp(G)[:, None] * scale, 0.0)
-        write = tl.where(writes, tl.exp(end - G)[:, None], 0.0)
+    strongest = 0.0
     for first in range(0, K, BK):
         b_q = load_rows(q + first, n * C, T, H * K, C, BK)
         b_k = load_rows(k + first, n * C, T, H * K, C, BK)
         if DECAY == CHANNEL:
-            G = triangle_sums(triangle, load_rows(g + first, n * C, T, HV * K, C, BK))
+            G = tl.cumsum(load_rows(g + first, n * C, T, HV * K, C, BK), axis=0)
             end = tl.sum(tl.where(rows[:, None] == C - 1, G, 0.0), axis=0)
             middle = tl.sum(tl.where(rows[:, None] == C // 2, G, 0.0), axis=0)
             strongest = tl.maximum(strongest, tl.max(-end))
-            read = tl.where(reads, tl.exp(G) * scale, 0.0)
-            write = tl.where(writes, tl.exp(end[None, :] - G), 0.0)
             offset = G - middle[None, :]  # clamped, for products of a steep chunk must not make NaN: it is formed anew
             by_row = (b_q * tl.exp(tl.minimum(offset, BOUND))).to(b_q.dtype)
             by_column = (b_k * tl.exp(tl.minimum(-offset, BOUND))).to(b_k.dtype)
             acc = dot(by_row, tl.trans(by_column), acc)
+            b_read = tl.where(reads[:, None], b_q * tl.exp(G) * scale, 0.0)
+            b_write = tl.where(writes[:, None], b_k * tl.exp(end[None, :] - G), 0.0)
+            store_rows(read + chunk * C * K + first, b_read, 0, C, K, C, BK)
+            store_rows(write + chunk * C * K + first, b_write, 0, C, K, C, BK)
+            whole = tl.where(last_start < 0, tl.exp(end), 0.0)
+            tl.store(through + chunk * K + first + tl.arange(0, BK), whole)
         else:
             acc = dot(b_q, tl.trans(b_k), acc)
-        store_rows(q_read + chunk * C * K + first, b_q * read, 0, C, K, C, BK)
-        store_rows(k_write + chunk * C * K + first, b_k * write, 0, C, K, C, BK)
-        columns = first + tl.arange(0, BK)
-        whole = tl.where(last_start < 0, tl.exp(end + tl.zeros([BK], tl.float32)), 0.0)
-        tl.store(through + chunk * K + columns, whole)
     if DECAY == CHANNEL:
         tl.store(steep + chunk, strongest)
     else:
+        b_g = load_gates(g, n, T, HV, DECAY, C)
+        G, end = tl.cumsum(b_g, axis=0), tl.sum(b_g, axis=0)
         acc *= tl.exp(tl.where(sees, G[:, None] - G[None, :], 0.0))
+        tl.store(read + chunk * C + rows, tl.where(reads, tl.exp(G) * scale, 0.0))
+        tl.store(write + chunk * C + rows, tl.where(writes, tl.exp(tl.minimum(end - G, 0.0)), 0.0))
+        tl.store(through + chunk, tl.where(last_start < 0, tl.exp(end), 0.0))
     store_rows(A + chunk * C * C, tl.where(sees, acc * scale, 0.0), 0, C, C, C, C)
 
 
@@ -108,11 +106,11 @@ def scores_steep(
     acc = tl.zeros([LEAF, C], tl.float32)
     for first in range(0, K, BK):
         b_g = load_rows(g + first, n * C, T, HV * K, C, BK)
-        G = triangle_sums(columns[:, None] >= columns[None, :], b_g)
+        G = tl.cumsum(b_g, axis=0)
         b_k = load_rows(k + first, n * C, T, H * K, C, BK).to(tl.float32)
         own_q = load_rows(q + first, n * C + block, T, H * K, LEAF, BK).to(tl.float32)
         own_g = load_rows(g + first, n * C + block, T, HV * K, LEAF, BK)
-        own_G = triangle_sums(own[:, None] >= own[None, :], own_g)
+        own_G = tl.cumsum(own_g, axis=0)
         own_G += tl.sum(tl.where(columns[:, None] < block, b_g, 0.0), axis=0)[None, :]
         for level in tl.static_range(2):
             half = LEAF << level
@@ -136,55 +134,85 @@ def scores_steep(
 
 @triton.jit(do_not_specialize=["T", "N", "segments", "per"])
 def scan(
-    x, y, values, A, through, enter, out, states, leave, decay, T, N, segments, per,
-    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    REVERSE: tl.constexpr, OUTPUT: tl.constexpr, SAVE: tl.constexpr,
+    x, y, on_out, on_values, values, A, through, enter, out, states, leave, decay, T, N, segments, per,
+    H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
+    CHANNEL_DECAY: tl.constexpr, REVERSE: tl.constexpr, OUTPUT: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """Carries a state [K, BV] over the `per` chunks of a segment; one segment, head and block of values a program.
+    """Carries a state over the `per` chunks of a segment; one segment, head and block of values a program.
 
-    Forward in time x is q_read, y is k_write, values is v and out is o; REVERSE, x is k_write, y is q_read, values is
-    do and out is dv, and the state is the gradient of the state. Without OUTPUT only the segment's effect is computed:
-    the state that it makes of zero, and its decay.
+    The state is held as its transpose [BV, K]: so it is the left operand of its product with the queries, which the
+    tensor cores take from registers. Forward in time x is q, y is k, values is v and out is o; REVERSE, x is k, y is q,
+    values is do and out is dv, and the state is the gradient of the state. Under channel decay q and k are `read` and
+    `write` of `scores`; else on_out and on_values are those factors of rows. Without OUTPUT only the segment's effect
+    is computed: the state that it makes of zero, and its decay.
 
-    enter [B, HV, segments, K, V] fp32; states [B, HV, N, K, V]: the state that meets each chunk (SAVE); leave: the
+    enter [B, HV, segments, K, V] fp32; states [B, HV, N, V, K]: the state that meets each chunk (SAVE); leave: the
     state after the last segment [B, HV, K, V], or without OUTPUT after each; decay [B, HV, segments, K].
     """
-    task = tl.program_id(0).to(tl.int64)
+    index = tl.program_id(0).to(tl.int64)
+    task, column = index // (V // BV), index % (V // BV) * BV  # a head's blocks of values side by side, for the cache
     segment, line = (task % segments).to(tl.int32), task // segments  # a line is one head of one row
-    column = tl.program_id(1) * BV
-    offset = (line // HV * T * HV + line % HV) * V + column
-    values += offset
-    out += offset
-    tile = tl.arange(0, K)[:, None] * V + column + tl.arange(0, BV)[None, :]
-    keys = tl.arange(0, K)
+    head, batch = line % HV, line // HV
+    values += (batch * T * HV + head) * V + column
+    out += (batch * T * HV + head) * V + column
+    stride: tl.constexpr = K if CHANNEL_DECAY else H * K
+    keys = line * N * C * K if CHANNEL_DECAY else (batch * T * H + head // (HV // H)) * K
+    channels, rows = tl.arange(0, K), tl.arange(0, C)
+    x_tile = rows[:, None] * stride + channels[None, :]
+    v_tile = rows[:, None] * (HV * V) + tl.arange(0, BV)[None, :]
+    A_tile = rows[:, None] * C + rows[None, :]
+    own = column + tl.arange(0, BV)[:, None]
+    tile = channels[None, :] * V + own
 
-    S = tl.zeros([K, BV], tl.float32)
+    S = tl.zeros([BV, K], tl.float32)
     if OUTPUT:
         S += tl.load(enter + task * K * V + tile)
     total = tl.full([K], 1.0, tl.float32)
     begin, end = segment * per, tl.minimum(segment * per + per, N)
+    chunk = line * N + (end - 1 if REVERSE else begin)
+    if CHANNEL_DECAY:
+        whole = tl.load(through + chunk * K + channels)
+    else:
+        whole = tl.load(through + chunk)
+        into = tl.load(on_out + chunk * C + rows)
     for i in range(begin, end):
         n = begin + end - 1 - i if REVERSE else i
         chunk = line * N + n
-        b_y = load_rows(y + chunk * C * K, 0, C, K, C, K)
-        b_v = load_rows(values, n * C, T, HV * V, C, BV)
-        whole = tl.load(through + chunk * K + keys)
+        first = tl.cast(n * C, tl.int64)
+        inside = (n * C + rows < T)[:, None]
+        b_y = tl.load(y + keys + first * stride + x_tile, mask=inside, other=0.0)
+        b_v = tl.trans(tl.load(values + first * (HV * V) + v_tile, mask=inside, other=0.0))
+        # What is needed next time around is asked for now: only operands of products are loaded ahead by the compiler.
+        after = line * N + (tl.maximum(n - 1, begin) if REVERSE else tl.minimum(n + 1, end - 1))
+        if CHANNEL_DECAY:
+            next_whole = tl.load(through + after * K + channels)
+        else:
+            next_whole = tl.load(through + after)
+            next_into = tl.load(on_out + after * C + rows)
         if SAVE:
-            tl.store(states + chunk * K * V + tile, S.to(states.dtype.element_ty))
+            tl.store(states + chunk * V * K + own * K + channels[None, :], S.to(states.dtype.element_ty))
         if OUTPUT:
-            b_x = load_rows(x + chunk * C * K, 0, C, K, C, K)
-            b_A = load_rows(A + chunk * C * C, 0, C, C, C, C)
-            if REVERSE:
-                b_A = tl.trans(b_A)
-            b_o = dot(b_A, b_v, dot(b_x, S.to(b_x.dtype)))
-            store_rows(out, b_o, n * C, T, HV * V, C, BV)
+            b_x = tl.load(x + keys + first * stride + x_tile, mask=inside, other=0.0)
+            b_A = tl.load(A + chunk * C * C + A_tile)
+            b_o = dot(S.to(b_x.dtype), tl.trans(b_x))
+            if not CHANNEL_DECAY:
+                b_o *= into[None, :]
+            b_o = dot(b_v, b_A if REVERSE else tl.trans(b_A), b_o)
+            tl.store(out + first * (HV * V) + v_tile, tl.trans(b_o).to(out.dtype.element_ty), mask=inside)
         else:
             total *= whole
-        S = dot(tl.trans(b_y), b_v, S * whole[:, None])
+        if CHANNEL_DECAY:
+            S *= whole[None, :]
+        else:
+            S *= whole
+            b_v = (b_v * tl.load(on_values + chunk * C + rows)[None, :]).to(b_y.dtype)
+            into = next_into
+        S = dot(b_v, b_y, S)
+        whole = next_whole
     if not OUTPUT:
         tl.store(leave + task * K * V + tile, S)
         if column == 0:
-            tl.store(decay + task * K + keys, total)
+            tl.store(decay + task * K + channels, total)
     elif segment == (0 if REVERSE else segments - 1):
         tl.store(leave + line * K * V + tile, S)
 
