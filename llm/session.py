@@ -85,7 +85,9 @@ def conclude(summary: Summary, run: RunFolder, validation: dict[str, HeldOutRows
     say(f"{how} at step {summary.step}: {values}")
     if "val_loss" in summary.values and "validation" in validation:
         entropy = validation["validation"].unigram_entropy()
-        say(f"val loss is {entropy - summary.values['val_loss']:.3f} nats below the unigram entropy {entropy:.3f}")
+        gap = entropy - summary.values["val_loss"]
+        side = "below" if gap > 0 else "above"
+        say(f"val loss is {abs(gap):.3f} nats {side} the unigram entropy of the held-out text, {entropy:.3f}")
     if summary.outcome is Outcome.FINISHED:
         say(f'next: python -m llm.generate {run.path} --prompt "..."')
     else:
