@@ -194,25 +194,14 @@ def _launch_prepare(
     s: Sizes, q: Tensor, k: Tensor, g: Tensor, beta: Tensor, row_start: Tensor, saved: Saved, scale: float
 ) -> None:
     """All that the scans need and that does not depend on the state."""
-    sizes = {"H": s.H, "HV": s.HV, "K": s.K, "C": CHUNK, "PRECISION": _precision(q)}
+    sizes = {"H": s.H, "HV": s.HV, "K": s.K, "C": CHUNK, "PRECISION": _precision(q), "WIDE": _wide(q)}
+    sizes |= _configuration("prepare", q, s)
     inputs, out = (q, k, g, beta, row_start), (saved.A, saved.P, saved.vectors)
     if s.decay == 2:
         out += (saved.q_in, saved.e_in, saved.k_out, saved.gamma)
-        forward_kernels.prepare_channel[(s.chunks,)](
-            *inputs, *out, s.T, s.N, scale, **sizes, **_configuration("prepare", q, s)
-        )
+        forward_kernels.prepare_channel[(s.chunks,)](*inputs, *out, s.T, s.N, scale, **sizes)
     else:
-        forward_kernels.prepare_scalar[(s.chunks,)](
-            *inputs,
-            *out,
-            s.T,
-            s.N,
-            scale,
-            DECAY=s.decay,
-            WIDE=_wide(q),
-            **sizes,
-            **_configuration("prepare", q, s),
-        )
+        forward_kernels.prepare_scalar[(s.chunks,)](*inputs, *out, s.T, s.N, scale, DECAY=s.decay, **sizes)
 
 
 def _scan_operands(s: Sizes, q: Tensor, k: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:

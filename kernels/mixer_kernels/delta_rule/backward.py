@@ -10,8 +10,9 @@ and everything else follows from dP, dT, the states and their gradients: neither
 dT = -dz R^T, and not -A^T dA A^T, is because dA = dR X^T.
 
 The gradient of g_t is the sum over all that straddles t, pair by pair: reads r >= t of the state that enters the chunk,
-writes s < t to the one that leaves it, pairs s < t <= r inside, and the state that passes. Nothing is subtracted: the
-usual reverse cumsum of q dq + e de - k dk loses what little is left under a strong decay.
+writes s < t to the one that leaves it, pairs s < t <= r inside, and the state that passes. What does not straddle is
+never in a sum that carries no decay: the usual reverse cumsum of q dq + e de - k dk, with a row's read of its own write
+in it, loses what little is left under a strong decay.
 """
 
 from __future__ import annotations
@@ -24,20 +25,14 @@ from mixer_kernels.delta_rule.forward import (
     BETA,
     CHANNEL,
     INTO,
-    LEAF_LEVEL,
     SCALAR,
-    STRONGEST,
     TAIL,
     TOP,
     decays,
-    facing,
-    from_middle,
-    in_halves,
-    in_leaves,
-    in_parts,
     load_vector,
     locate,
-    sums,
+    pairs,
+    running,
 )
 
 
@@ -97,16 +92,6 @@ def reverse_scan(
     tl.store(leave + line * K * V + channels[None, :] * V + own, dS)
 
 
-@triton.jit
-def through_pairs(dP, dT, chosen, q, k, e, left, right):
-    """What the chosen pairs add to dq, de and dk; `left` and `right` are the decays' factors of rows and columns."""
-    pair_P, pair_T = tl.where(chosen, dP, 0.0).to(q.dtype), tl.where(chosen, dT, 0.0).to(q.dtype)
-    by_k = (k * right).to(q.dtype)
-    to_q, to_e = dot(pair_P, by_k) * left, dot(pair_T, by_k) * left
-    to_k = dot(tl.trans(pair_P), (q * left).to(q.dtype)) * right
-    return to_q, to_e, to_k + dot(tl.trans(pair_T), (e * left).to(q.dtype)) * right
-
-
 @triton.jit(do_not_specialize=["T", "N", "scale"])
 def gradients(
     q, k, v, g, beta, row_start, do, states, dstates, residuals, dz, dq, dk, dv, dg, dbeta, T, N, scale, part,
@@ -125,6 +110,11 @@ def gradients(
     rows = tl.arange(0, C)
     columns, channels = tl.arange(0, BV), first + tl.arange(0, BK)
     b_beta = load_vector(beta + line, n, T, HV, C)
+    starts, last_start = load_starts(row_start, batch, n, T, C)
+    b_q = load_rows(q + keys * K + first, n * C, T, H * K, C, BK)
+    b_k = load_rows(k + keys * K + first, n * C, T, H * K, C, BK)
+    if DECAY == CHANNEL:
+        b_g = load_rows(g + line * K + first, n * C, T, HV * K, C, BK)
 
     dP, dT = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
     b_dq, b_dk, b_de = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
@@ -149,56 +139,41 @@ def gradients(
             b_dbeta += tl.sum(turned * b_v, axis=1)
             store_rows(dv + line * V + column, turned * b_beta[:, None], n * C, T, HV * V, C, BV)
 
-    starts, last_start = load_starts(row_start, batch, n, T, C)
     r, s = rows[:, None], rows[None, :]
     sees = (starts[:, None] <= s) & (s <= r)
     reads, writes = (starts < 0)[:, None], (last_start <= rows)[:, None]
     dP, dT = tl.where(sees, dP * scale, 0.0), tl.where(sees & (s < r), dT, 0.0)
-    b_q = load_rows(q + keys * K + first, n * C, T, H * K, C, BK)
-    b_k = load_rows(k + keys * K + first, n * C, T, H * K, C, BK)
     b_dq, b_de, b_dk = tl.where(reads, b_dq * scale, 0.0), tl.where(reads, b_de, 0.0), tl.where(writes, b_dk, 0.0)
     if DECAY == CHANNEL:
-        b_g = load_rows(g + line * K + first, n * C, T, HV * K, C, BK)
-        b_g, low = in_parts(tl.maximum(b_g, STRONGEST), b_k)
+        G, into, after, leaf = running(b_g, C, WIDE)
         b_e = b_k * b_beta[:, None]
-        # Products that follow one another Triton lays out for a chain, at twice the registers. It looks no further than
-        # a turn of a loop: hence loops of one turn, and sums that are handed on to the next.
-        once = tl.minimum(N, 1)
-        into, after, exponent = tl.zeros_like(b_dq), tl.zeros_like(b_dq), tl.zeros_like(b_dq)
-        for _ in range(0, once):
-            into = tl.exp(sums(tl.where(s <= r, 1.0, 0.0), b_g, low))
-            after = tl.exp(sums(tl.where(s > r, 1.0, 0.0), b_g, low))
-            exponent = sums(facing(TOP, C), b_g, low)
         b_dq, b_de, b_dk = b_dq * into, b_de * into, b_dk * after
-        by_read, by_write = (b_q * b_dq + b_e * b_de).to(q.dtype.element_ty), (b_k * b_dk).to(q.dtype.element_ty)
+        # Of the writes to the outgoing state those of rows s < t count for g of row t: all, less those from t on. That
+        # of the last row, alone not decayed, counts for none: it must not drown the others.
+        by_write = tl.where((r < C - 1) & (n * C + r < T - 1), b_k * b_dk, 0.0)
         whole = tl.sum(tl.where((r == C - 1) & reads, into, 0.0), axis=0)
-        b_dg = tl.zeros_like(b_dq) + (whole * passes)[None, :]
+        everywhere = tl.sum(by_write, axis=0) + whole * passes
+        from_here = b_q * b_dq + b_e * b_de - by_write
         same = tl.sum(tl.where(r == s, dP, 0.0), axis=1)[:, None]  # a row's read of its own write, without decay
         b_dq += same * b_k
         b_dk += same * b_q
-        for i in range(0, 2 * once):
-            counts, by_state = tl.where(i == 0, s >= r, s < r), tl.where(i == 0, by_read, by_write)
-            b_dg += dot(tl.where(counts, 1.0, 0.0).to(q.dtype.element_ty), by_state)
-        level, by_level = TOP, tl.zeros([C, BK], q.dtype.element_ty)
-        while level > LEAF_LEVEL:
-            b_dg += dot(tl.trans(facing(level + 1, C)).to(q.dtype.element_ty), by_level)
-            factor = tl.exp(exponent)
-            to_q, to_e, to_k = through_pairs(dP, dT, in_halves(level, C), b_q, b_k, b_e, factor, factor)
-            by_level = (b_q * to_q + b_e * to_e + b_k * to_k).to(q.dtype.element_ty)
-            b_dq, b_de, b_dk = b_dq + to_q, b_de + to_e, b_dk + to_k
+        # Of pairs s < t <= r count for g of row t: rows r >= t less columns s >= t. Both are formed from the operands
+        # as rounded, so that the rest cancels but for fp32's rounding.
+        dP, dT = tl.where(s < r, dP, 0.0).to(q.dtype.element_ty), dT.to(q.dtype.element_ty)
+        level = TOP
+        while level >= leaf:
+            chosen, by_row, by_column = pairs(G, level, leaf, C, BK)
+            right = (b_k * by_column).to(q.dtype.element_ty)
+            pair, left = tl.where(chosen, dP, 0.0), (b_q * by_row).to(q.dtype.element_ty)
+            on_row, on_column = dot(pair, right), dot(tl.trans(pair), left)
+            b_dq, b_dk = b_dq + by_row * on_row, b_dk + by_column * on_column
+            from_here += left * on_row - right * on_column
+            pair, left = tl.where(chosen, dT, 0.0), (b_e * by_row).to(q.dtype.element_ty)
+            on_row, on_column = dot(pair, right), dot(tl.trans(pair), left)
+            b_de, b_dk = b_de + by_row * on_row, b_dk + by_column * on_column
+            from_here += left * on_row - right * on_column
             level -= 1
-            exponent = sums(facing(level, C), b_g, low)
-        for _ in range(0, once):
-            b_dg += dot(tl.trans(facing(LEAF_LEVEL + 1, C)).to(q.dtype.element_ty), by_level)
-            exponent *= from_middle(C)
-            chosen = in_leaves(C) & (s < r)
-            to_q, to_e, to_k = through_pairs(dP, dT, chosen, b_q, b_k, b_e, tl.exp(exponent), tl.exp(-exponent))
-            b_dq, b_de, b_dk = b_dq + to_q, b_de + to_e, b_dk + to_k
-            # Of a leaf's pairs those with s < t <= r count for t: rows r >= t less columns s >= t.
-            by_level = (b_q * to_q + b_e * to_e - b_k * to_k).to(q.dtype.element_ty)
-        for _ in range(0, once):
-            b_dg += dot(tl.trans(tl.where(in_leaves(C), 1.0, 0.0)).to(q.dtype.element_ty), by_level)
-        store_rows(dg + line * K + first, b_dg, n * C, T, HV * K, C, BK)
+        store_rows(dg + line * K + first, sum_from_here(from_here) + everywhere[None, :], n * C, T, HV * K, C, BK)
     else:
         if DECAY == SCALAR:
             b_g = load_vector(g + line, n, T, HV, C)

@@ -15,8 +15,7 @@ from mixer_kernels.common.tiles import dot, load_rows, load_starts, store_rows
 
 NONE, SCALAR, CHANNEL = (tl.constexpr(i) for i in range(3))
 INTO, TAIL, BETA = (tl.constexpr(i) for i in range(3))  # the three row vectors of a chunk, [B, HV, N, 3, C]
-LEAF = tl.constexpr(8)  # rows of a chunk's smallest blocks under channel decay
-TOP, LEAF_LEVEL = tl.constexpr(5), tl.constexpr(2)  # log2 of half the rows of a chunk, and of a leaf
+TOP = tl.constexpr(5)  # log2 of half the rows of a chunk
 STRONGEST = tl.constexpr(-20.0)  # log decay a step: 2e-9, and half a leaf of such steps is in the range of bf16
 
 
@@ -66,44 +65,40 @@ def in_halves(level, C: tl.constexpr):
 
 
 @triton.jit
-def in_leaves(C: tl.constexpr):
-    """[C, C], true for s <= r in one leaf."""
-    r, s = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    return (r // LEAF == s // LEAF) & (s <= r)
+def running(g, C: tl.constexpr, WIDE: tl.constexpr):
+    """Sums G of channel gates g [C, J] up to each row, exp(G), exp(G[-1] - G), and the level of the leaves.
 
-
-@triton.jit
-def facing(level, C: tl.constexpr):
-    """[C, C] of 0 and 1: whose g lie between row r and the middle of its group of 2 * 2 ** level rows.
-
-    Of a row in the second half those of the half's rows up to and with r, in the first half those after r. Of rows r
-    and s that face each other the two together are all s < i <= r.
+    A leaf is a group of 2 * 2 ** level rows whose pairs are one product, with factors from the leaf's middle: the whole
+    chunk where neither half of it decays by more than exp(-bound), else what serves any gates. fp32 takes smaller ones,
+    for the exponent's rounding is an error of the factor.
     """
-    r, i = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    second = (r >> level) & 1 == 1  # shifts, for a division by a number that is not known is some thirty instructions
-    return tl.where((r >> level == i >> level) & (second == (i <= r)), 1.0, 0.0)
+    row = tl.arange(0, C)[:, None]
+    G = tl.cumsum(tl.maximum(g, STRONGEST).to(WIDE), axis=0)
+    bound: tl.constexpr = 8.0 if G.dtype == tl.float64 else 40.0
+    smallest: tl.constexpr = 0 if G.dtype == tl.float64 else 2
+    middle = tl.sum(tl.where(row == C // 2, G, 0.0), axis=0)
+    end = tl.sum(tl.where(row == C - 1, G, 0.0), axis=0)
+    steepest = tl.max(tl.maximum(-middle, middle - end), axis=0)
+    level = tl.where(steepest <= bound, TOP, smallest)
+    return G, tl.exp(G.to(tl.float32)), tl.exp((end[None, :] - G).to(tl.float32)), level
 
 
 @triton.jit
-def from_middle(C: tl.constexpr):
-    """[C, 1]: 1 in the second, -1 in the first half of a leaf, the sign of a sum of g that starts from its middle."""
-    return tl.where((tl.arange(0, C)[:, None] >> LEAF_LEVEL) & 1 == 1, 1.0, -1.0)
+def pairs(G, level, leaf, C: tl.constexpr, J: tl.constexpr):
+    """The pairs s <= r of a level, bool [C, C], and the two factors of their decays, of rows and of columns [C, J].
 
-
-@triton.jit
-def in_parts(g, like):
-    """g as it goes into products with 0 and 1: where `like` is bf16 in two parts, exact to 2^-17; else as it is."""
-    high = g.to(like.dtype)
-    return high, ((g - high) * 256).to(like.dtype)
-
-
-@triton.jit
-def sums(chosen, g, low):
-    """chosen @ g of a matrix of 0 and 1: sums of g over some rows, as sums and not as differences of sums."""
-    total = dot(chosen.to(g.dtype), g)
-    if g.dtype == tl.bfloat16:
-        total += dot(chosen.to(g.dtype), low) * (1 / 256)  # the factor keeps the two from becoming a chain of products
-    return total
+    Above the leaves r is in the second and s in the first half of one group of 2 * 2 ** level rows. Sums of g are taken
+    from the first row of the second half.
+    """
+    rows = tl.arange(0, C)
+    middle = (rows >> (level + 1) << (level + 1)) + (1 << level)
+    distance = (G - tl.gather(G, tl.broadcast_to(middle[:, None], [C, J]), 0)).to(tl.float32)
+    in_leaf = level == leaf
+    by_row = tl.exp(tl.where(in_leaf, distance, -tl.abs(distance)))
+    by_column = tl.exp(tl.where(in_leaf, -distance, -tl.abs(distance)))
+    r, s = rows[:, None], rows[None, :]
+    chosen = (r >> (level + 1) == s >> (level + 1)) & (s <= r) & (in_leaf | (r >> level > s >> level))
+    return chosen, by_row, by_column
 
 
 @triton.jit
@@ -157,13 +152,13 @@ def prepare_scalar(
 def prepare_channel(
     q, k, g, beta, row_start, A, P, vectors, q_in, e_in, k_out, gamma, T, N, scale,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """A decay a channel; one chunk of one head a program. q_in, e_in, k_out [B, HV, N * C, K], gamma [B, HV, N, K].
 
-    Pairs of rows by halving: between the two halves of a group of 64, 32 and 16 rows the decay is a product of two
-    factors that are at most 1, and so all pairs of a level are one matrix product. In leaves of 8 rows the factors are
-    taken from the middle, and one of them is at most exp(4 * 20).
+    Pairs of rows by halving: between the two halves of a group of 64, 32, .. rows the decay is a product of two factors
+    that are at most 1, and so all pairs of a level are one matrix product. Pairs in leaves (`running`) are another;
+    with ordinary gates the chunk is one leaf.
     """
     index = tl.program_id(0).to(tl.int64)
     n, batch, head, keys = locate(T, H, HV, N, index)
@@ -178,25 +173,20 @@ def prepare_channel(
         b_k = load_rows(k + keys * K + first, n * C, T, H * K, C, BK)
         b_g = load_rows(g + (batch * T * HV + head) * K + first, n * C, T, HV * K, C, BK)
         b_e = b_k * b_beta[:, None]  # fp32
-        b_g, low = in_parts(tl.maximum(b_g, STRONGEST), b_k)
-        into = tl.where(reads, tl.exp(sums(tl.where(s <= r, 1.0, 0.0), b_g, low)), 0.0)
-        after = tl.where(writes, tl.exp(sums(tl.where(s > r, 1.0, 0.0), b_g, low)), 0.0)
+        G, into, after, leaf = running(b_g, C, WIDE)
+        into, after = tl.where(reads, into, 0.0), tl.where(writes, after, 0.0)
         out = index * C * K + first
         store_rows(q_in + out, into * b_q * scale, n * 0, C, K, C, BK)
         store_rows(e_in + out, into * b_e, n * 0, C, K, C, BK)
         store_rows(k_out + out, after * b_k, n * 0, C, K, C, BK)
         tl.store(gamma + index * K + first + tl.arange(0, BK), tl.sum(tl.where(r == C - 1, into, 0.0), axis=0))
         level = TOP
-        while level > LEAF_LEVEL:
-            factor = tl.exp(sums(facing(level, C), b_g, low))
-            right = tl.trans((b_k * factor).to(q.dtype.element_ty))
-            qk += tl.where(in_halves(level, C), dot((b_q * factor).to(q.dtype.element_ty), right), 0.0)
-            ek += tl.where(in_halves(level, C), dot((b_e * factor).to(q.dtype.element_ty), right), 0.0)
+        while level >= leaf:
+            chosen, by_row, by_column = pairs(G, level, leaf, C, BK)
+            right = tl.trans((b_k * by_column).to(q.dtype.element_ty))
+            qk += tl.where(chosen, dot((b_q * by_row).to(q.dtype.element_ty), right), 0.0)
+            ek += tl.where(chosen, dot((b_e * by_row).to(q.dtype.element_ty), right), 0.0)
             level -= 1
-        exponent = from_middle(C) * sums(facing(LEAF_LEVEL, C), b_g, low)
-        left, right = tl.exp(exponent), tl.trans((b_k * tl.exp(-exponent)).to(q.dtype.element_ty))
-        qk += tl.where(in_leaves(C), dot((b_q * left).to(q.dtype.element_ty), right), 0.0)
-        ek += tl.where(in_leaves(C), dot((b_e * left).to(q.dtype.element_ty), right), 0.0)
     sees = (starts[:, None] <= s) & (s <= r)
     store_rows(P + index * C * C, tl.where(sees, qk * scale, 0.0), n * 0, C, C, C, C)
     inverse = invert(tl.where(sees & (s < r), ek, 0.0), C, PRECISION)

@@ -79,6 +79,10 @@ def _cases() -> tuple[Case, ...]:
             replace(case, name=f"{name}, one-token documents", tokens=70, documents="single"),
             replace(packed, name=f"{name}, grouped heads", heads=1, value_heads=2, tokens=100),
             replace(packed, name=f"{name}, small heads", key_dim=16, value_dim=16),
+            *(
+                replace(packed, name=f"{name}, {size} channels", key_dim=size, value_dim=64, heads=1, tokens=130)
+                for size in (64, 128, 256)
+            ),
             replace(case, name=f"{name}, wide values", key_dim=16, value_dim=48, heads=1, continued=True),
             replace(case, name=f"{name}, identical keys", stress="keys identical"),
             replace(case, name=f"{name}, correlated keys, beta to 2", stress="keys correlated", options={"beta": 2}),
