@@ -38,21 +38,20 @@ def main() -> int:
                 for who, function in functions.items()
                 if who not in arguments.without
             ]
-            report(rows)
+            report(rows, kernels=arguments.kernels)
             timings += rows
-            if arguments.kernels:
-                times = bench.kernel_times(spec, bench.inputs_for_time(spec, case))
-                print("    us:", ", ".join(f"{name} {time:.0f}" for name, time in times.items()), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps([t._asdict() for t in timings], indent=1))
     return 0
 
 
-def report(timings: list[bench.Timing]) -> None:
-    """One line a timing."""
+def report(timings: list[bench.Timing], *, kernels: bool = False) -> None:
+    """One line a timing, with `kernels` another for the microseconds of each kernel."""
     for t in timings:
-        figures = f"forward {t.forward:8.3f} ms  forward+backward {t.both:8.3f} ms  peak {t.memory:7.0f} MiB"
-        print(f"{t.op:18s} {t.case:24s} {t.who:16s} {figures}", flush=True)
+        figures = f"forward {t.forward:8.3f} ms  forward+backward {t.both:8.3f} ms (GPU busy {t.busy:8.3f})"
+        print(f"{t.op:18s} {t.case:24s} {t.who:16s} {figures}  peak {t.memory:7.0f} MiB", flush=True)
+        if kernels:
+            print("    us:", ", ".join(f"{name} {time:.0f}" for name, time in t.kernels.items()), flush=True)
 
 
 if __name__ == "__main__":

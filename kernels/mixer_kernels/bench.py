@@ -20,7 +20,11 @@ Function = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Timing(NamedTuple):
-    """Medians in milliseconds, peak memory of forward and backward in MiB."""
+    """Medians in milliseconds, peak memory of forward and backward in MiB, microseconds of each kernel of the two.
+
+    Where `both` is well above `busy` the GPU waits for the host to launch, as it does not inside a model that keeps it
+    busy or under CUDA graphs.
+    """
 
     op: str
     case: str
@@ -28,6 +32,12 @@ class Timing(NamedTuple):
     forward: float
     both: float
     memory: float
+    kernels: dict[str, float]
+
+    @property
+    def busy(self) -> float:
+        """Milliseconds of all kernels of forward and backward."""
+        return sum(self.kernels.values()) / 1000
 
 
 def measure(op: str, case: str, who: str, forward: Callable[[], Tensor], wanted: list[Tensor]) -> Timing:
@@ -47,7 +57,8 @@ def measure(op: str, case: str, who: str, forward: Callable[[], Tensor], wanted:
     memory = (torch.cuda.max_memory_allocated() - before) / 2**20
     with torch.no_grad():
         alone = do_bench(forward, warmup=50, rep=200, return_mode="median")
-    return Timing(op, case, who, alone, do_bench(both, warmup=50, rep=200, return_mode="median"), memory)
+    together = do_bench(both, warmup=50, rep=200, return_mode="median")
+    return Timing(op, case, who, alone, together, memory, by_kernel(both))
 
 
 def inputs_for_time(spec: OperatorSpec, case: Case) -> dict[str, Any]:
@@ -129,19 +140,24 @@ def time_softmax(batch: int, tokens: int, heads: int, head_dim: int) -> list[Tim
 
 
 def kernel_times(spec: OperatorSpec, inputs: dict[str, Any]) -> dict[str, float]:
-    """Microseconds of each kernel in one forward and backward, by torch's profiler."""
+    """Microseconds of each kernel in one forward and backward of an operator in Triton."""
     do = torch.randn_like(inputs["v"])
+    wanted = list(leaves(inputs).values())
+    return by_kernel(lambda: torch.autograd.grad(spec.function(**inputs, impl="triton")[0], wanted, do))
 
-    def both() -> None:
-        o, _ = spec.function(**inputs, impl="triton")
-        torch.autograd.grad(o, list(leaves(inputs).values()), do)
 
+def by_kernel(function: Callable[[], object]) -> dict[str, float]:
+    """Microseconds of each kernel in one call, by torch's profiler."""
     for _ in range(3):
-        both()
+        function()
     rounds = 10
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(rounds):
-            both()
+            function()
         torch.cuda.synchronize()
-    events = [e for e in profile.key_averages() if e.self_device_time_total > 0]
-    return {e.key[:48]: e.self_device_time_total / rounds for e in events}
+    found: dict[str, float] = {}
+    for event in profile.key_averages():
+        if event.self_device_time_total > 0:
+            name = event.key[:48]  # torch's own have names of pages
+            found[name] = found.get(name, 0.0) + event.self_device_time_total / rounds
+    return found

@@ -13,21 +13,6 @@ def dot(a, b, onto=None):
 
 
 @triton.jit
-def triangle_sums(triangle, x):
-    """Sums of the rows of x fp32 [R, J] that bool [R, R] selects: running sums, for a triangle.
-
-    A product on the tensor cores is cheaper than a scan's many exchanges between threads. The three bf16 parts of x
-    hold all its bits, so that nothing is rounded before it is summed, and a row not selected adds exactly nothing.
-    """
-    ones = tl.where(triangle, 1.0, 0.0).to(tl.bfloat16)
-    high = x.to(tl.bfloat16)
-    rest = x - high.to(tl.float32)
-    middle = rest.to(tl.bfloat16)
-    low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-    return tl.dot(ones, high, tl.dot(ones, middle, tl.dot(ones, low)))
-
-
-@triton.jit
 def _add_shifted(total, before, next_total, next_before):
     return total + next_total, total + next_before
 
