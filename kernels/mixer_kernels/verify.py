@@ -71,9 +71,9 @@ def relative_error(found: Tensor, exact: Tensor) -> float:
     return ((found.double() - exact).norm() / exact.norm().clamp(min=floor)).item()
 
 
-def triton_takes(spec: OperatorSpec, case: Case) -> bool:
+def triton_takes(spec: OperatorSpec, case: Case, dtype: torch.dtype) -> bool:
     """Whether the operator's kernels take such inputs, as the operator itself says when asked on the meta device."""
-    inputs = spec.make_inputs(case, torch.float32, "meta", 0)
+    inputs = spec.make_inputs(case, dtype, "meta", 0)
     try:
         spec.function(**inputs, impl="triton")
     except ValueError as refusal:
@@ -99,10 +99,10 @@ def check(
     return results
 
 
-def verifiable(ops: Container[str] = ()) -> list[tuple[OperatorSpec, Case]]:
-    """Every case that Triton kernels take, of every operator that has them, or of those named."""
+def verifiable(dtype: torch.dtype, ops: Container[str] = ()) -> list[tuple[OperatorSpec, Case]]:
+    """Every case that Triton kernels take in `dtype`, of every operator that has them, or of those named."""
     specs = [s for s in all_specs().values() if has_triton_kernels(s.name) and (not ops or s.name in ops)]
-    return [(spec, case) for spec in specs for case in spec.cases if triton_takes(spec, case)]
+    return [(spec, case) for spec in specs for case in spec.cases if triton_takes(spec, case, dtype)]
 
 
 def _check_in_worker(job: tuple[str, str, torch.dtype, str]) -> list[Result]:
@@ -123,7 +123,7 @@ def _check_in_worker(job: tuple[str, str, torch.dtype, str]) -> list[Result]:
 
 def check_all(device: str, dtypes: Iterable[torch.dtype] = DTYPES, ops: Container[str] = ()) -> list[Result]:
     """All verifiable cases, in several processes because most of the time goes into compiling."""
-    jobs = [(s.name, case.name, dtype, device) for (s, case), dtype in itertools.product(verifiable(ops), dtypes)]
+    jobs = [(s.name, case.name, dtype, device) for dtype in dtypes for s, case in verifiable(dtype, ops)]
     workers = max(1, min(14, (os.cpu_count() or 1) - 2))
     # A process a case: what one kernel does to its process must not fail the cases after it.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:

@@ -16,6 +16,7 @@ if not importlib.util.find_spec("triton"):
     pytest.skip("needs triton", allow_module_level=True)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPE = torch.float32
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 # On a CPU torch sums gates in fp64, so that the yardstick is better than the same algorithm in fp32.
 MULTIPLE = verify.MULTIPLE if DEVICE == "cuda" else 8.0
@@ -31,9 +32,9 @@ def small(case):
 
 
 # Cases that differ in size alone may be the same once small.
-DISTINCT = {(spec.name, repr(replace(small(case), name=""))): (spec, case) for spec, case in verifiable()}.values()
+DISTINCT = {(spec.name, repr(replace(small(case), name=""))): (spec, case) for spec, case in verifiable(DTYPE)}.values()
 CASES = [pytest.param(spec, small(case), id=f"{spec.name}: {case.name}") for spec, case in DISTINCT]
-OPERATORS = {spec.name: pytest.param(spec, id=spec.name) for spec, _ in verifiable()}.values()
+OPERATORS = {spec.name: pytest.param(spec, id=spec.name) for spec, _ in verifiable(DTYPE)}.values()
 
 
 def triton(spec):

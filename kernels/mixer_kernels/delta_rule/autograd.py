@@ -194,14 +194,16 @@ def _launch_prepare(
     s: Sizes, q: Tensor, k: Tensor, g: Tensor, beta: Tensor, row_start: Tensor, saved: Saved, scale: float
 ) -> None:
     """All that the scans need and that does not depend on the state."""
-    sizes = {"H": s.H, "HV": s.HV, "K": s.K, "C": CHUNK, "PRECISION": _precision(q), "WIDE": _wide(q)}
+    sizes = {"H": s.H, "HV": s.HV, "K": s.K, "C": CHUNK, "PRECISION": _precision(q)}
     sizes |= _configuration("prepare", q, s)
     inputs, out = (q, k, g, beta, row_start), (saved.A, saved.P, saved.vectors)
     if s.decay == 2:
         out += (saved.q_in, saved.e_in, saved.k_out, saved.gamma)
         forward_kernels.prepare_channel[(s.chunks,)](*inputs, *out, s.T, s.N, scale, **sizes)
     else:
-        forward_kernels.prepare_scalar[(s.chunks,)](*inputs, *out, s.T, s.N, scale, DECAY=s.decay, **sizes)
+        forward_kernels.prepare_scalar[(s.chunks,)](
+            *inputs, *out, s.T, s.N, scale, DECAY=s.decay, WIDE=_wide(q), **sizes
+        )
 
 
 def _scan_operands(s: Sizes, q: Tensor, k: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
@@ -230,7 +232,7 @@ def _launch_gradients(
     dv, dbeta = torch.empty_like(v), beta.new_empty(blocks, *beta.shape)
     dg = beta.new_empty(((0,), (blocks, *beta.shape, 1), (*beta.shape, s.K))[s.decay])
     backward_kernels.gradients[(s.chunks * blocks,)](
-        q, k, v, g, beta, row_start, do, saved.states, dstates, saved.residuals, dz, dq, dk, dv, dg, dbeta,
+        q, k, v, g, beta, row_start, saved.gamma, do, saved.states, dstates, saved.residuals, dz, dq, dk, dv, dg, dbeta,
         s.T, s.N, scale, beta.numel(),
         H=s.H, HV=s.HV, K=s.K, V=s.V, C=CHUNK, DECAY=s.decay, WIDE=_wide(q), **settings,
     )  # fmt: skip
@@ -248,8 +250,11 @@ def _configuration(kernel: str, like: Tensor, s: Sizes) -> dict[str, int]:
 
 
 def _precision(like: Tensor) -> str:
-    """Of the inverse's products: exact to 2^-16 where the inverse is rounded to bf16, else to 2^-22."""
-    return "bf16x3" if like.dtype == torch.bfloat16 else "tf32x3"
+    """Of the inverse's products: exact to 2^-16 where the inverse is rounded to bf16, else fp32.
+
+    Three tf32 products are not enough there: their errors add up over the levels, up to 1.75 times the error budget.
+    """
+    return "bf16x3" if like.dtype == torch.bfloat16 else "ieee"
 
 
 def _wide(like: Tensor) -> tl.dtype:

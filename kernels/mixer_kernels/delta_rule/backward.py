@@ -26,13 +26,17 @@ from mixer_kernels.delta_rule.forward import (
     CHANNEL,
     INTO,
     SCALAR,
+    STRONGEST,
     TAIL,
     TOP,
     decays,
+    facing,
+    in_parts,
     load_vector,
     locate,
     pairs,
     running,
+    sums,
 )
 
 
@@ -94,7 +98,7 @@ def reverse_scan(
 
 @triton.jit(do_not_specialize=["T", "N", "scale"])
 def gradients(
-    q, k, v, g, beta, row_start, do, states, dstates, residuals, dz, dq, dk, dv, dg, dbeta, T, N, scale, part,
+    q, k, v, g, beta, row_start, gamma, do, states, dstates, residuals, dz, dq, dk, dv, dg, dbeta, T, N, scale, part,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     C: tl.constexpr, DECAY: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -145,14 +149,20 @@ def gradients(
     dP, dT = tl.where(sees, dP * scale, 0.0), tl.where(sees & (s < r), dT, 0.0)
     b_dq, b_de, b_dk = tl.where(reads, b_dq * scale, 0.0), tl.where(reads, b_de, 0.0), tl.where(writes, b_dk, 0.0)
     if DECAY == CHANNEL:
-        G, into, after, leaf = running(b_g, C, WIDE)
+        high, low = in_parts(tl.maximum(b_g, STRONGEST), b_k)
+        # Triton lays products that follow one another out for a chain, at twice the registers, but looks no further
+        # than a turn of a loop: hence loops of one turn, and exponents that are handed on to the next.
+        once = tl.minimum(N, 1)
+        into, after, exponent, leaf = tl.zeros_like(b_dq), tl.zeros_like(b_dq), tl.zeros_like(b_dq), once
+        for _ in range(0, once):
+            into, after, leaf = running(high, low, C)
+            exponent = sums(facing(TOP, C), high, low)
         b_e = b_k * b_beta[:, None]
         b_dq, b_de, b_dk = b_dq * into, b_de * into, b_dk * after
         # Of the writes to the outgoing state those of rows s < t count for g of row t: all, less those from t on. That
         # of the last row, alone not decayed, counts for none: it must not drown the others.
         by_write = tl.where((r < C - 1) & (n * C + r < T - 1), b_k * b_dk, 0.0)
-        whole = tl.sum(tl.where((r == C - 1) & reads, into, 0.0), axis=0)
-        everywhere = tl.sum(by_write, axis=0) + whole * passes
+        everywhere = tl.sum(by_write, axis=0) + tl.load(gamma + index * K + channels) * passes
         from_here = b_q * b_dq + b_e * b_de - by_write
         same = tl.sum(tl.where(r == s, dP, 0.0), axis=1)[:, None]  # a row's read of its own write, without decay
         b_dq += same * b_k
@@ -162,7 +172,7 @@ def gradients(
         dP, dT = tl.where(s < r, dP, 0.0).to(q.dtype.element_ty), dT.to(q.dtype.element_ty)
         level = TOP
         while level >= leaf:
-            chosen, by_row, by_column = pairs(G, level, leaf, C, BK)
+            chosen, by_row, by_column = pairs(exponent, level, leaf, C)
             right = (b_k * by_column).to(q.dtype.element_ty)
             pair, left = tl.where(chosen, dP, 0.0), (b_q * by_row).to(q.dtype.element_ty)
             on_row, on_column = dot(pair, right), dot(tl.trans(pair), left)
@@ -173,7 +183,11 @@ def gradients(
             b_de, b_dk = b_de + by_row * on_row, b_dk + by_column * on_column
             from_here += left * on_row - right * on_column
             level -= 1
-        store_rows(dg + line * K + first, sum_from_here(from_here) + everywhere[None, :], n * C, T, HV * K, C, BK)
+            exponent = sums(facing(level, C), high, low)
+        for _ in range(0, once):
+            high, low = in_parts(from_here, b_k)
+            from_here = sums(r <= s, high, low)
+        store_rows(dg + line * K + first, from_here + everywhere[None, :], n * C, T, HV * K, C, BK)
     else:
         if DECAY == SCALAR:
             b_g = load_vector(g + line, n, T, HV, C)

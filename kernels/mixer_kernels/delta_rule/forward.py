@@ -65,38 +65,62 @@ def in_halves(level, C: tl.constexpr):
 
 
 @triton.jit
-def running(g, C: tl.constexpr, WIDE: tl.constexpr):
-    """Sums G of channel gates g [C, J] up to each row, exp(G), exp(G[-1] - G), and the level of the leaves.
+def facing(level, C: tl.constexpr):
+    """[C, C], true for whose g lie between row r and the middle of its group of 2 * 2 ** level rows.
 
-    A leaf is a group of 2 * 2 ** level rows whose pairs are one product, with factors from the leaf's middle: the whole
-    chunk where neither half of it decays by more than exp(-bound), else what serves any gates. fp32 takes smaller ones,
-    for the exponent's rounding is an error of the factor.
+    Of a row in the second half those of the half's rows up to and with r, in the first half those after r. Of rows r
+    and s that face each other the two together are all s < i <= r.
     """
-    row = tl.arange(0, C)[:, None]
-    G = tl.cumsum(tl.maximum(g, STRONGEST).to(WIDE), axis=0)
-    bound: tl.constexpr = 8.0 if G.dtype == tl.float64 else 40.0
-    smallest: tl.constexpr = 0 if G.dtype == tl.float64 else 2
-    middle = tl.sum(tl.where(row == C // 2, G, 0.0), axis=0)
-    end = tl.sum(tl.where(row == C - 1, G, 0.0), axis=0)
-    steepest = tl.max(tl.maximum(-middle, middle - end), axis=0)
-    level = tl.where(steepest <= bound, TOP, smallest)
-    return G, tl.exp(G.to(tl.float32)), tl.exp((end[None, :] - G).to(tl.float32)), level
+    r, i = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    second = (r >> level) & 1 == 1  # shifts, for a division by a number that is not known is some thirty instructions
+    return (r >> level == i >> level) & (second == (i <= r))
 
 
 @triton.jit
-def pairs(G, level, leaf, C: tl.constexpr, J: tl.constexpr):
+def in_parts(x, like):
+    """x as it goes into `sums`: where `like` is bf16 in two parts, exact to 2^-17; else as it is."""
+    high = x.to(like.dtype)
+    return high, ((x - high) * 256).to(like.dtype)
+
+
+@triton.jit
+def sums(chosen, high, low):
+    """Sums over the rows i of a tile in parts that bool [C, C] selects for each row: as sums, never as differences."""
+    if high.dtype == tl.float32:
+        return dot(tl.where(chosen, 1.0, 0.0), high)
+    twice = tl.where(chosen, 2.0, 0.0).to(high.dtype)
+    # With a factor on each Triton does not add one product onto the other, as a chain, which it lays out badly.
+    return dot(twice, high) * 0.5 + dot(twice, low) * (1 / 512)
+
+
+@triton.jit
+def running(high, low, C: tl.constexpr):
+    """Of channel gates in parts [C, J] the decays up to each row and after it, and the level of the leaves.
+
+    A leaf is a group of 2 * 2 ** level rows whose pairs are one product, with factors from the leaf's middle: the whole
+    chunk where that decays by no more than exp(-bound), else what serves any gates. fp32 takes smaller ones, for the
+    exponent's rounding is an error of the factor.
+    """
+    r, i = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    until = sums(i <= r, high, low)
+    bound: tl.constexpr = 60.0 if high.dtype == tl.bfloat16 else 8.0
+    smallest: tl.constexpr = 2 if high.dtype == tl.bfloat16 else 0
+    leaf = tl.where(tl.min(tl.min(until, axis=1), axis=0) >= -bound, TOP, smallest)
+    return tl.exp(until), tl.exp(sums(i > r, high, low)), leaf
+
+
+@triton.jit
+def pairs(exponent, level, leaf, C: tl.constexpr):
     """The pairs s <= r of a level, bool [C, C], and the two factors of their decays, of rows and of columns [C, J].
 
-    Above the leaves r is in the second and s in the first half of one group of 2 * 2 ** level rows. Sums of g are taken
-    from the first row of the second half.
+    Above the leaves r is in the second and s in the first half of one group of 2 * 2 ** level rows. exponent: the sums
+    of g of `facing`; in a leaf, where pairs lie in one half too, they count from the middle with their sign.
     """
     rows = tl.arange(0, C)
-    middle = (rows >> (level + 1) << (level + 1)) + (1 << level)
-    distance = (G - tl.gather(G, tl.broadcast_to(middle[:, None], [C, J]), 0)).to(tl.float32)
-    in_leaf = level == leaf
-    by_row = tl.exp(tl.where(in_leaf, distance, -tl.abs(distance)))
-    by_column = tl.exp(tl.where(in_leaf, -distance, -tl.abs(distance)))
     r, s = rows[:, None], rows[None, :]
+    second, in_leaf = (r >> level) & 1 == 1, level == leaf
+    by_row = tl.exp(tl.where(in_leaf & (second == 0), -exponent, exponent))
+    by_column = tl.exp(tl.where(in_leaf & second, -exponent, exponent))
     chosen = (r >> (level + 1) == s >> (level + 1)) & (s <= r) & (in_leaf | (r >> level > s >> level))
     return chosen, by_row, by_column
 
@@ -152,7 +176,7 @@ def prepare_scalar(
 def prepare_channel(
     q, k, g, beta, row_start, A, P, vectors, q_in, e_in, k_out, gamma, T, N, scale,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A decay a channel; one chunk of one head a program. q_in, e_in, k_out [B, HV, N * C, K], gamma [B, HV, N, K].
 
@@ -173,7 +197,8 @@ def prepare_channel(
         b_k = load_rows(k + keys * K + first, n * C, T, H * K, C, BK)
         b_g = load_rows(g + (batch * T * HV + head) * K + first, n * C, T, HV * K, C, BK)
         b_e = b_k * b_beta[:, None]  # fp32
-        G, into, after, leaf = running(b_g, C, WIDE)
+        high, low = in_parts(tl.maximum(b_g, STRONGEST), b_k)
+        into, after, leaf = running(high, low, C)
         into, after = tl.where(reads, into, 0.0), tl.where(writes, after, 0.0)
         out = index * C * K + first
         store_rows(q_in + out, into * b_q * scale, n * 0, C, K, C, BK)
@@ -182,7 +207,7 @@ def prepare_channel(
         tl.store(gamma + index * K + first + tl.arange(0, BK), tl.sum(tl.where(r == C - 1, into, 0.0), axis=0))
         level = TOP
         while level >= leaf:
-            chosen, by_row, by_column = pairs(G, level, leaf, C, BK)
+            chosen, by_row, by_column = pairs(sums(facing(level, C), high, low), level, leaf, C)
             right = tl.trans((b_k * by_column).to(q.dtype.element_ty))
             qk += tl.where(chosen, dot((b_q * by_row).to(q.dtype.element_ty), right), 0.0)
             ek += tl.where(chosen, dot((b_e * by_row).to(q.dtype.element_ty), right), 0.0)
