@@ -47,5 +47,11 @@ format: setup  ## format, and mend what the linter can mend
 chaos: setup  ## kill training 100 times at random and at chosen instants; docs/reliability.md says what came out
 	$(PY) -m llm.chaos --kills 100 --out runs/chaos --into docs/reliability.md
 
+verify-kernels:  ## check the Triton kernels on your GPU against fp64 (PYTHON=the python with your CUDA torch)
+	PYTHONPATH=kernels $(PYTHON) scripts/verify_kernels.py
+
+bench:  ## time the operators on your GPU, beside torch's attention and, where installed, flash-linear-attention
+	PYTHONPATH=kernels $(PYTHON) scripts/bench_kernels.py
+
 clean:  ## delete .venv and caches; runs and exports stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache build ./*.egg-info

@@ -25,8 +25,6 @@ def build_model(config: TrainConfig, vocab_size: int, device: torch.device | str
     Weights are drawn on the CPU, so that they do not depend on the device. Raises UserError for settings that a mixer
     does not have or that do not fit together.
     """
-    if config.residual != "standard":
-        raise UserError(f"residual={config.residual}: there is no such choice. Known: standard.")
     build_on = "meta" if str(device) == "meta" else "cpu"
     with torch.device(build_on):
         names, sizes = layer_names(config), config.model

@@ -14,7 +14,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from llm.config import TrainConfig
+from llm.config import TrainConfig, check_values
 from llm.errors import UserError, suggest
 from llm.layout import layer_names
 from llm.paths import configs_dir
@@ -79,14 +79,16 @@ def _typed(composed: DictConfig, *, partly: bool = False) -> TrainConfig:
         if key not in (*known, "hydra"):
             raise UserError(f"{key}: there is no such key.{suggest(str(key), all_keys())}")
     # as plain values, or keys that a plus added to a typed node would pass
-    plain = OmegaConf.to_container(OmegaConf.masked_copy(composed, known))
-    merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), plain)
+    chosen = OmegaConf.masked_copy(composed, known)
+    merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.to_container(chosen))
     if not partly:
-        missing = sorted(OmegaConf.missing_keys(merged))
+        missing = sorted(OmegaConf.missing_keys(chosen))  # merging lets a default take the place of what is missing
         if missing:
             raise UserError(f"{missing[0]}: no value is given. Set {missing[0]}=... on the command line.")
         OmegaConf.resolve(merged)
-        return OmegaConf.to_object(merged)
+        config = OmegaConf.to_object(merged)
+        check_values(config)
+        return config
     return merged
 
 
@@ -96,10 +98,20 @@ def _check_words(words: Sequence[str]) -> None:
             raise UserError(f"{word!r} is not of the form key=value. See --help for the keys.")
         key, _, value = word.partition("=")
         choices = groups().get(key.lstrip("+"))
-        names = [] if choices is None else [v for v in re.split(r"[\[\], ]+", value) if v]
-        for name in names:
-            if name not in choices and name != "null":
-                raise UserError(f"{key}={name}: there is no such choice.{suggest(name, choices)}")
+        if choices is not None:
+            _check_choices(key, value, choices)
+
+
+def _check_choices(key: str, value: str, choices: list[str]) -> None:
+    names = [v for v in re.split(r"[\[\], ]+", value) if v]
+    if not names:
+        raise UserError(f"{key}=: no choice is given.{suggest('', choices)}")
+    for name in names:
+        if name not in choices and name != "null":
+            form = " Hybrids are named hybrid_X_Nto1." if name.startswith("hybrid") else ""
+            raise UserError(f"{key}={name}: there is no such choice.{suggest(name, choices)}{form}")
+    if len(names) > 1 and not value.startswith("["):
+        raise UserError(f"{key}={value}: several choices are a sweep. Put -m before them, or take one.")
 
 
 def explain(error: Exception) -> str:
@@ -109,10 +121,13 @@ def explain(error: Exception) -> str:
     text = str(error)
     cause: Any = error.__cause__ or error
     key = getattr(cause, "full_key", None) or _search(r"full_key: (\S+)", text) or _search(r"override '?([\w.]+)", text)
-    if isinstance(cause, MissingMandatoryValue):
-        return f"{key}: no value is given. Set {key}=... on the command line."
+    missing = _search(r"Missing mandatory value: (\S+)", text)
+    if missing or isinstance(cause, MissingMandatoryValue):
+        return f"{missing or key}: no value is given. Set {missing or key}=... on the command line."
+    if "Ambiguous value" in text:
+        return f"{text.splitlines()[0].partition(' has been')[0]}: several values are a sweep. Put -m before them."
     if "not in" in str(cause) or "Could not override" in text or "is not in struct" in text:
-        return f"{key}: there is no such key.{suggest(str(key), all_keys())}"
+        return f"{key}: there is no such key.{suggest(str(key), [*all_keys(), *mixer_keys()])}"
     return f"{key}: {str(cause).splitlines()[0]}" if key else text.splitlines()[0]
 
 
@@ -129,6 +144,13 @@ def all_keys() -> list[str]:
 
     walk(OmegaConf.structured(TrainConfig), "")
     return keys
+
+
+def mixer_keys() -> list[str]:
+    """The settings of the mixers in configs/mixer, as mixers.<name>.<setting>."""
+    files = (OmegaConf.load(path) for path in (configs_dir() / "mixer").glob("*.yaml"))
+    settings = [(name, leaf) for file in files for name, leaf in file.get("mixers", {}).items()]
+    return [f"mixers.{name}.{setting}" for name, leaf in settings for setting in leaf]
 
 
 def _search(pattern: str, text: str) -> str | None:

@@ -29,11 +29,21 @@ def layer_names(config: TrainConfig) -> list[str]:
 
 def ratio_layout(hybrid: HybridConfig, depth: int) -> list[str]:
     """`per_softmax` linear layers to a softmax layer, the softmax layers spread as the last of each group."""
-    if hybrid.per_softmax < 0:
-        raise UserError(f"hybrid.per_softmax={hybrid.per_softmax}: must be 0 or more linear layers a softmax layer.")
     count = max(1, round(depth / (hybrid.per_softmax + 1)))
     softmax = {round((i + 1) * depth / count) - 1 for i in range(count)}
     return [hybrid.softmax if i in softmax else hybrid.linear for i in range(depth)]
+
+
+def ratio_warning(config: TrainConfig) -> str | None:
+    """What to know of a hybrid whose ratio the depth does not allow: which one it has instead."""
+    asked, names = config.hybrid.per_softmax, layer_names(config)
+    softmax = names.count(config.hybrid.softmax)
+    if asked is None or asked * softmax == len(names) - softmax:
+        return None
+    return (
+        f"hybrid.per_softmax={asked}: {len(names)} layers do not divide by {asked + 1}, so this is "
+        f"{len(names) - softmax} to {softmax}. Other ratios may come to the same layout; choose another ratio or depth."
+    )
 
 
 def describe_layout(names: list[str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from llm.config import ModelConfig, TrainConfig
 from llm.identity import mixer_label
-from llm.layout import describe_layout, layer_names
+from llm.layout import describe_layout, layer_names, ratio_warning
 from llm.model.decoder import Decoder
 
 TOLERANCE = 0.02  # differences beyond this make a comparison unfair
@@ -73,8 +73,9 @@ def parameters_by_part(model: Decoder) -> dict[str, str]:
 
 
 def size_warnings(config: TrainConfig, model: Decoder) -> list[str]:
-    """What makes this model an unfair match for others of its size: parameters or state off by more than 2%."""
-    warnings = []
+    """What makes this model an unfair match for others: a ratio not met, parameters or state off by more than 2%."""
+    ratio = ratio_warning(config)
+    warnings = [] if ratio is None else [ratio]
     target, actual = config.model.parameters, model.non_embedding_parameters()
     if abs(actual / target - 1) > TOLERANCE:
         warnings.append(

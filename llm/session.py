@@ -18,7 +18,7 @@ from llm.plan import StepPlan
 from llm.report import report, size_warnings
 from llm.runfolder import RunFolder, open_run
 from llm.schedules import build_schedule, total_steps
-from llm.stopping import Outcome
+from llm.stopping import Outcome, WallTime
 from llm.tokenizer import load_tokenizer, vocabulary_size
 from llm.trainer import Summary, Trainer
 
@@ -60,6 +60,7 @@ def check(config: TrainConfig, vocab_size: int, world_size: int) -> Decoder:
     """All that can be wrong with the settings comes to light here, in a moment. The model on the meta device."""
     StepPlan.make(config, world_size)
     build_schedule(config.schedule, total_steps(config))
+    WallTime(config.max_wall_time)
     return build_model(config, vocab_size, "meta")
 
 
@@ -82,7 +83,7 @@ def conclude(summary: Summary, run: RunFolder, validation: dict[str, HeldOutRows
     names = ("loss", "val_loss", "val_perplexity")
     values = ", ".join(f"{n.replace('_', ' ')} {summary.values[n]:.4f}" for n in names if n in summary.values)
     how = summary.outcome.name.lower().replace("_", " ")
-    say(f"{how} at step {summary.step}: {values}")
+    say(f"{how} at step {summary.step}; last logged: {values or 'nothing yet'}")
     if "val_loss" in summary.values and "validation" in validation:
         entropy = validation["validation"].unigram_entropy()
         gap = entropy - summary.values["val_loss"]
@@ -90,6 +91,8 @@ def conclude(summary: Summary, run: RunFolder, validation: dict[str, HeldOutRows
         say(f"val loss is {abs(gap):.3f} nats {side} the unigram entropy of the held-out text, {entropy:.3f}")
     if summary.outcome is Outcome.FINISHED:
         say(f'next: python -m llm.generate {run.path} --prompt "..."')
+    elif summary.outcome is Outcome.STOPPED:
+        say("stop_after is reached: the same command with a larger one, or without, goes on from here")
     else:
         say("the same command goes on from here")
 

@@ -88,7 +88,19 @@ MISTAKES = {
     "pattern=[gdn,what]": "mixer 'what' is not known",
     "model=3b": "model=3b: there is no such choice",
     "experiment=none_such": "experiment=none_such: there is no such choice",
-    "hybrid.per_softmax=-1": "hybrid.per_softmax=-1: must be 0 or more",
+    "hybrid.per_softmax=0": "hybrid.per_softmax=0: must be at least 1",
+    "optim.lr=nan": "optim.lr=nan: must be a number above 0",
+    "optim.clip=0": "optim.clip=0.0: must be a number above 0",
+    "seed=-1": "seed=-1: must be between 0 and 2147483647",
+    "data.validation_contexts=[64,0]": r"data.validation_contexts=\[64, 0\]: must be at least 1",
+    "residual=odd": "residual=odd: must be one of standard",
+    "data.packing=foo": "data.packing=foo: must be one of cut, fit",
+    "data=local": "data.path: no value is given. Set data.path=",
+    "mixer=gdn,kda": "mixer=gdn,kda: several choices are a sweep. Put -m before them",
+    "seed=1,2": "several values are a sweep. Put -m before them",
+    "mixer=": "mixer=: no choice is given",
+    "mixers.softmax.windo=3": r"mixers.softmax.windo: there is no such key. Did you mean mixers.softmax.window?",
+    "mixer=hybrid_gdn_3to2": "Hybrids are named hybrid_X_Nto1",
     "lonely": "'lonely' is not of the form key=value",
     "seed=[": r"'seed=\[' cannot be read",
 }
@@ -108,7 +120,6 @@ BUILD_MISTAKES = {
     "mixers.gdn.expand_v=0.01": "mixers.gdn: .*expand_v=0.01 is no whole number",
     "mixers.gdn._target_=llm.mixers.gdn.Nothing": "mixers.gdn._target_=llm.mixers.gdn.Nothing: cannot be imported",
     "model.parameters=1000": "model.parameters=1000: the mixers leave no room",
-    "residual=odd": "residual=odd: there is no such choice",
 }
 
 
