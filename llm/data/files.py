@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,18 +24,44 @@ def find_files(path: Any, *, key: str = "data.path") -> list[str]:
 
     Raises UserError, naming `key`, when an entry matches nothing, a file's kind is unknown or a file is empty.
     """
-    entries = [path] if isinstance(path, (str, Path)) else list(path or [])
-    if not entries:
-        raise UserError(
-            f"{key} is not set: give a file, a folder, a glob or a list of them, for example {key}=my.jsonl."
-        )
-    files = list(dict.fromkeys(file for entry in entries for file in _match(str(entry), key)))
+    entries = entries_of(path, key=key)
+    files = list(dict.fromkeys(file for entry in entries for file in _match(entry, key)))
     for file in files:
         if not (urlsplit(file).path if is_url(file) else file).endswith(SUFFIXES):
             raise UserError(f"{key}: {file} is of an unknown kind. Files of text end in {', '.join(SUFFIXES)}.")
         if file_size(file) == 0:
             raise UserError(f"{key}: {file} is empty.")
     return files
+
+
+def entries_of(path: Any, *, key: str = "data.path") -> list[str]:
+    """The entries of a path or a list of them. UserError, naming `key`, for none, an empty one or what is no path.
+
+    An empty entry would mean the working directory, where there may be anything.
+    """
+    remedy = f"give a file, a folder, a glob or a list of them, for example {key}=my.jsonl."
+    if path is None:
+        raise UserError(f"{key} is not set: {remedy}")
+    entries = list(path) if isinstance(path, Sequence) and not isinstance(path, str) else [path]
+    for entry in entries:
+        if not isinstance(entry, (str, Path, int)) or isinstance(entry, bool):
+            hint = " (data=mix takes a mapping)" if isinstance(entry, Mapping) else ""
+            raise UserError(f"{key}={path}: {entry} is not a path{hint}: {remedy}")
+    if not entries or not all(str(entry).strip() for entry in entries):
+        raise UserError(f"{key} is empty{f' in {entries}' if len(entries) > 1 else ''}: {remedy}")
+    return [str(entry) for entry in entries]
+
+
+def sets_of(paths: Any, *, key: str = "data.validation_path") -> dict[str, Any]:
+    """Paths of text by the name of the set: a mapping, or one set "validation"; none for None. Checked as above."""
+    if paths is None:
+        return {}
+    named = paths if isinstance(paths, Mapping) else {"validation": paths}
+    if not named:
+        raise UserError(f"{key} is empty: give a file, or a mapping of names to files.")
+    for name, path in named.items():
+        entries_of(path, key=f"{key}.{name}" if isinstance(paths, Mapping) else key)
+    return dict(named)
 
 
 def _match(entry: str, key: str) -> list[str]:

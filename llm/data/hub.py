@@ -24,7 +24,7 @@ class HubDataset(TextSource):
 
     def __init__(
         self,
-        path: str,
+        path: str | None = None,
         subset: str | None = None,
         *,
         split: str = "train",
@@ -32,9 +32,13 @@ class HubDataset(TextSource):
         revision: str | None = None,
         text_column: str = "text",
     ) -> None:
+        if not isinstance(path, str) or not path.strip():
+            raise UserError(
+                f"data.path={'' if path is None else path}: name a dataset of the hub, "
+                "for example data.path=HuggingFaceFW/fineweb-edu."
+            )
         self.path, self.subset, self.split, self.validation_split = path, subset, split, validation_split
         self.revision, self.text_column = revision, text_column
-        self.validation_path = None
         self._files: dict[str, list[str]] | None = None
 
     def training_shards(self) -> list[Shard]:
@@ -42,6 +46,9 @@ class HubDataset(TextSource):
 
     def validation_shards(self) -> dict[str, list[Shard]]:
         return {"validation": self._shards(self.validation_split)} if self.validation_split else {}
+
+    def validates_itself(self) -> bool:
+        return self.validation_split is not None
 
     def identity(self) -> str:
         return digest(self.text_column, self._urls(self.split))  # the URLs hold the commit

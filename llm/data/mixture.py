@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from llm.config import DataConfig
+from llm.data.files import entries_of
 from llm.data.order import derive_key, digest, permutation
 from llm.data.rows import Lane, Place, Rows
 from llm.data.stored import HeldOutRows
@@ -44,9 +45,7 @@ class Mixture:
             )
         if min(weights.values()) <= 0:
             raise UserError(f"data.source.weights={dict(weights)}: weights are above 0.")
-        self._sources = {
-            name: source if hasattr(source, "training_rows") else TextFiles(source) for name, source in sources.items()
-        }
+        self._sources = {name: _as_source(name, source) for name, source in sources.items()}
         self._weights, self._max_repeats = dict(weights), max_repeats
 
     def training_rows(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, context: int) -> MixedRows:
@@ -71,7 +70,17 @@ class Mixture:
 
     @staticmethod
     def _settings_of(config: DataConfig, name: str) -> DataConfig:
-        return replace(config, name=f"{config.name}/{name}", seed=derive_key(config.seed, "source", name))
+        held_out = config.held_out if config.validation_path is None else 0.0
+        seed = derive_key(config.seed, "source", name)
+        return replace(config, name=f"{config.name}/{name}", seed=seed, held_out=held_out)
+
+
+def _as_source(name: str, source: Any) -> Any:
+    """A source as it is, a path as files of text."""
+    if hasattr(source, "training_rows"):
+        return source
+    entries_of(source, key=f"data.path.{name}")
+    return TextFiles(source)
 
 
 class Phase(NamedTuple):

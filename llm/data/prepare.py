@@ -214,7 +214,12 @@ def _finish(job: Job, out: Path, records: list[dict[str, PieceRecord]]) -> None:
     """Write the manifest, then remove what only an unfinished preparation needs."""
     splits = {split: [asdict(record[split]) for record in records if split in record] for split in SPLITS}
     if not splits["train"]:
-        raise UserError(f"{job.source['path']}: no document has any text to prepare (--text-column, --held-out).")
+        if splits["validation"]:
+            raise UserError(
+                f"{job.source['path']}: --held-out {job.held_out} holds out every document, none is left to train on. "
+                "Make it smaller, or 0."
+            )
+        raise UserError(f"{job.source['path']}: no document has any text to prepare (--text-column).")
     manifest = {**job.settings(), "splits": splits, "fingerprint": digest(job.settings(), splits)}
     replace_file(out / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
     shutil.rmtree(out / "records")

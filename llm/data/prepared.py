@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from llm.data.encode import Encoder
-from llm.data.files import content_hash
+from llm.data.files import content_hash, entries_of
 from llm.data.order import digest
 from llm.data.prepare import FORMAT, MANIFEST, PieceRecord
 from llm.data.store import Piece, TokenStore
@@ -28,9 +28,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest. Raises UserError when there is none or it is of another format or damaged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-    except FileNotFoundError as error:
-        hint = "Run scripts/prepare_data.py, to its end, first."
-        raise UserError(f"data.path={folder}: not a prepared folder (no {MANIFEST}). {hint}") from error
+    except OSError as error:
+        hint = "Run scripts/prepare_data.py, to its end, and give the folder it wrote; text as it is: data.mode=auto."
+        raise UserError(f"data.path={folder}: not a prepared folder (no {MANIFEST} there). {hint}") from error
     except ValueError as error:
         raise UserError(f"data.path={folder}: {MANIFEST} is damaged ({error}). Prepare the data again.") from error
     if manifest.get("format") != FORMAT:
@@ -49,7 +49,10 @@ def open_prepared(path: Any, split: str, encoder: Encoder) -> TokenStore:
     Raises UserError when they are of another tokenizer, or a piece is missing, cut short or changed (files over 16 MB
     are probed, `verify` reads them whole).
     """
-    folder = Path(resolve(path))
+    entries = entries_of(path)
+    if len(entries) > 1:
+        raise UserError(f"data.path={path} data.mode=prepared: give one folder that scripts/prepare_data.py wrote.")
+    folder = Path(resolve(entries[0]))
     manifest = read_manifest(folder)
     if manifest["tokenizer"] != encoder.fingerprint:
         raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llm.data.files import sets_of
 from llm.errors import UserError, suggest
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ AT_LEAST = {"memory_mb": 0, "validation_tokens": 2, "streams": 1, "workers": 0}
 
 def check_settings(config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """UserError for a setting that no data could go with."""
+    sets_of(config.validation_path)
     for key, known in CHOICES.items():
         value = getattr(config, key)
         if value not in known:

@@ -178,9 +178,7 @@ class HeldOutRows:
 
     def __init__(self, name: str, store: TokenStore, context: int, *, padding_id: int, separate: bool = True) -> None:
         if store.n_tokens < 2:
-            raise UserError(
-                f"data: the held-out set {name!r} has no text: give data.validation_path, or raise data.held_out."
-            )
+            raise UserError(f"data: the held-out set {name!r} has no text: give data.validation_path with some text.")
         self.name, self.context, self.store = name, context, store
         self._padding_id, self._separate = padding_id, separate
         self.fingerprint = digest("held-out", store.fingerprint, context, separate)

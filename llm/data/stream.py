@@ -22,7 +22,7 @@ from llm.data.order import derive_key, digest, permutation
 from llm.data.packing import Span, assemble, pack_best_fit
 from llm.data.rows import Lane, Place, Row, starts_within
 from llm.data.shards import Shard
-from llm.data.split import is_held_out
+from llm.data.split import is_held_out, nothing_left
 from llm.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Corpus:
                 yield position, tokens
             fruitless = 0 if found else fruitless + 1
             if fruitless > len(self.units):
-                raise UserError(f"{self.shards[0].name}: no document has any text (data.path, data.held_out).")
+                raise nothing_left(self.shards[0].name, self.shards, self.held_out)
 
     def _documents_of_unit(self, unit: int, start: Position) -> Iterator[tuple[Position, np.ndarray]]:
         epoch, ordinal = divmod(unit, len(self.units))

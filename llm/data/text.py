@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from llm.config import DataConfig
 from llm.data.encode import Encoder
-from llm.data.files import content_hash, file_size, find_files
+from llm.data.files import content_hash, entries_of, file_size, find_files, sets_of
 from llm.data.order import derive_key, digest, permutation
 from llm.data.prepared import is_prepared, open_prepared
 from llm.data.rows import Rows
 from llm.data.shards import Shard, documents_of, open_shard
-from llm.data.split import is_held_out
+from llm.data.split import is_held_out, nothing_held_out, nothing_left
 from llm.data.store import TokenStore, store_documents
 from llm.data.stored import HeldOutRows, StoredRows, pack
 from llm.data.stream import Corpus, StreamedRows
@@ -41,6 +39,14 @@ class TextSource:
         """The shards of held-out text by the name of their set; none: `data.held_out` splits the text to train on."""
         raise NotImplementedError
 
+    def validates_itself(self) -> bool:
+        """Is there held-out text beside the text to train on?"""
+        raise NotImplementedError
+
+    def share(self, config: DataConfig) -> float:
+        """The share of documents to hold out: none where there is other text to validate on."""
+        return 0.0 if self.validates_itself() else config.held_out
+
     def identity(self) -> str:
         """Changes whenever the text to train on does."""
         raise NotImplementedError
@@ -56,15 +62,20 @@ class TextSource:
 
     def training_store(self, config: DataConfig, encoder: Encoder) -> TokenStore:
         """All tokens of the text to train on."""
-        documents = documents_of(self.training_shards())
-        return _into_memory(config.name, encoder.stream(t for t in documents if not is_held_out(t, config.held_out)))
+        shards, share = self.training_shards(), self.share(config)
+        store = store_documents(encoder.stream(t for t in documents_of(shards) if not is_held_out(t, share)))
+        if not store.n_tokens:
+            raise nothing_left(f"data={config.name}", shards, share)
+        documents, tokens = f"{store.n_documents:,} documents", f"{store.n_tokens:,} tokens"
+        log.info("data=%s: %s, %s in memory", config.name, documents, tokens)
+        return store
 
     def validation_sets(
         self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, context: int
     ) -> dict[str, HeldOutRows]:
         """The held-out rows by name: at `context`, and as NAME@CONTEXT at each of `data.validation_contexts`."""
         encoder = Encoder(tokenizer, bos=config.bos)
-        sets = {}
+        sets: dict[str, HeldOutRows] = {}
         for name, store in self.validation_stores(config, encoder).items():
             for length in dict.fromkeys([context, *config.validation_contexts]):
                 label = name if length == context else f"{name}@{length}"
@@ -73,11 +84,14 @@ class TextSource:
 
     def validation_stores(self, config: DataConfig, encoder: Encoder) -> dict[str, TokenStore]:
         """The tokens of the held-out documents by the name of their set."""
-        named: dict[str, Iterable[str]] = {n: documents_of(shards) for n, shards in self.validation_shards().items()}
-        if not named and config.held_out:
-            documents = spread(self.training_shards())
-            named = {"validation": (text for text in documents if is_held_out(text, config.held_out))}
-        limit = config.validation_tokens
+        limit, share = config.validation_tokens, self.share(config)
+        if share:
+            documents = (text for text in spread(self.training_shards()) if is_held_out(text, share))
+            store = store_documents(encoder.stream(documents), max_tokens=limit)
+            if not store.n_tokens:
+                raise nothing_held_out(f"data={config.name}", share)
+            return {"validation": store}
+        named = {name: documents_of(shards) for name, shards in self.validation_shards().items()}
         return {name: store_documents(encoder.stream(texts), max_tokens=limit) for name, texts in named.items()}
 
     def mode(self, config: DataConfig) -> str:
@@ -91,7 +105,7 @@ class TextSource:
             self.training_shards(),
             encoder,
             config.seed,
-            config.held_out,
+            self.share(config),
             skip_unreadable=config.unreadable == "skip",
             max_streams=config.streams,
         )
@@ -106,17 +120,19 @@ class TextFiles(TextSource):
     """
 
     def __init__(self, path: Any, validation_path: Any = None, *, text_column: str = "text") -> None:
-        self.path, self.validation_path, self.text_column = path, validation_path, text_column
+        if path is not None:
+            entries_of(path)
+        self._validation = sets_of(validation_path)
+        self.path, self.text_column = path, text_column
 
     def training_shards(self) -> list[Shard]:
         return self._shards(self.path, "data.path")
 
     def validation_shards(self) -> dict[str, list[Shard]]:
-        paths = self.validation_path
-        if paths is None:
-            return {}
-        named = paths if isinstance(paths, Mapping) else {"validation": paths}
-        return {name: self._shards(path, "data.validation_path") for name, path in named.items()}
+        return {name: self._shards(path, "data.validation_path") for name, path in self._validation.items()}
+
+    def validates_itself(self) -> bool:
+        return bool(self._validation)
 
     def identity(self) -> str:
         return digest(self.text_column, [[PurePath(file).name, content_hash(file)] for file in find_files(self.path)])
@@ -135,7 +151,7 @@ class TextFiles(TextSource):
         return super().training_store(config, encoder)
 
     def validation_stores(self, config: DataConfig, encoder: Encoder) -> dict[str, TokenStore]:
-        if self.mode(config) != "prepared" or self.validation_path is not None:
+        if self.mode(config) != "prepared" or self.validates_itself():
             return super().validation_stores(config, encoder)
         store = open_prepared(self.path, "validation", encoder)
         return {"validation": store.head(config.validation_tokens)} if store.n_tokens else {}
@@ -160,11 +176,3 @@ def spread(shards: list[Shard]) -> Iterator[str]:
                     running.remove(groups)
                 else:
                     yield from group
-
-
-def _into_memory(name: str, documents: Iterator[np.ndarray]) -> TokenStore:
-    store = store_documents(documents)
-    if not store.n_tokens:
-        raise UserError(f"data={name}: no document has any text (data.path, data.text_column, data.held_out).")
-    log.info("data=%s: %s documents, %s tokens in memory", name, f"{store.n_documents:,}", f"{store.n_tokens:,}")
-    return store

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 
 import pytest
+from omegaconf import OmegaConf
 
-from llm.data import TextFiles, training_rows
+from llm.data import Mixture, TextFiles, training_rows, validation_sets
 from llm.data.files import find_files
 from llm.data.shards import open_shard, read_documents
+from llm.data.split import is_held_out
 from llm.errors import UserError
 
 KINDS = ["a.jsonl", "a.jsonl.zst", "a.jsonl.gz", "a.parquet", "file.arrow", "stream.arrow"]
@@ -59,6 +61,52 @@ def test_folders_globs_and_lists_are_found_in_order_and_once(tmp_path, jsonl):
     both = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
     assert find_files(str(tmp_path)) == find_files(str(tmp_path / "*.jsonl")) == both
     assert find_files([both[1], str(tmp_path)]) == [both[1], both[0]]
+
+
+NO_PATHS = {
+    "data.path is empty": ["", " ", [], ["a.jsonl", ""]],
+    "is not a path": [["a.jsonl", None], {"a": "a.jsonl"}, 0.5, True],
+}
+
+
+@pytest.mark.parametrize(("message", "path"), [(m, path) for m, paths in NO_PATHS.items() for path in paths])
+def test_a_path_that_names_no_file_is_not_the_working_directory(tmp_path, jsonl, monkeypatch, message, path):
+    jsonl(tmp_path / "a.jsonl", ["x"])
+    monkeypatch.chdir(tmp_path)
+    for form in (path, OmegaConf.create({"path": path}).path):  # as the configuration gives it
+        with pytest.raises(UserError, match=message):
+            TextFiles(form)
+
+
+@pytest.mark.parametrize("path", ["", [], {}, {"books": ""}, {"books": None}])
+def test_an_empty_path_to_validate_on_is_named(tokenizer, settings, path):
+    message = r"data\.validation_path(\.books)? is (empty|not set)"
+    with pytest.raises(UserError, match=message):
+        TextFiles("bundled:val.jsonl", path)
+    with pytest.raises(UserError, match=message):
+        training_rows(settings(validation_path=path), TextFiles("bundled:val.jsonl"), tokenizer, 16)
+
+
+@pytest.mark.parametrize("mode", ["memory", "stream"])
+def test_few_documents_are_all_held_out_or_none_and_the_message_says_which(tmp_path, jsonl, tokenizer, settings, mode):
+    text = next(t for t in map(str, range(100)) if is_held_out(t, 0.5) and not is_held_out(t, 0.01))
+    source = TextFiles(str(jsonl(tmp_path / "a.jsonl", [text])))
+    with pytest.raises(UserError, match=r"held_out=0\.01 holds out no document.*validation_path=.*held_out=0 \("):
+        validation_sets(settings(mode=mode, held_out=0.01), source, tokenizer, 2)
+    with pytest.raises(UserError, match=r"held_out=0\.5 holds out every document.*validation_path=.*held_out=0 \("):
+        training_rows(settings(mode=mode, held_out=0.5), source, tokenizer, 2)
+    assert validation_sets(settings(mode=mode, held_out=0), source, tokenizer, 2) == {}
+    training_rows(settings(mode=mode, held_out=0), source, tokenizer, 1)
+
+
+@pytest.mark.parametrize("mode", ["memory", "stream"])
+def test_nothing_is_held_out_where_there_is_other_text_to_validate_on(tmp_path, jsonl, tokenizer, settings, mode):
+    text = next(t for t in map(str, range(100)) if is_held_out(t, 0.5))
+    path = str(jsonl(tmp_path / "a.jsonl", [text]))
+    config = settings(mode=mode, held_out=0.5)
+    training_rows(config, TextFiles(path, "bundled:val.jsonl"), tokenizer, 1)
+    mixed = settings(mode=mode, held_out=0.5, validation_path="bundled:val.jsonl")
+    training_rows(mixed, Mixture({"a": path}), tokenizer, 1)
 
 
 @pytest.mark.parametrize(

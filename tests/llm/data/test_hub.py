@@ -12,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from llm.data import HubDataset
+from llm.errors import UserError
 from llm.paths import data_dir
 
 pytest.importorskip("datasets")
@@ -89,6 +91,12 @@ def hub(tmp_path, texts, write_file):
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
+
+
+@pytest.mark.parametrize("path", [None, "", " ", ["who/what"]])
+def test_a_dataset_has_to_be_named(path):
+    with pytest.raises(UserError, match=r"data\.path=.*name a dataset of the hub"):
+        HubDataset(path)
 
 
 def test_a_dataset_streams_and_wrong_names_are_explained(hub, tmp_path):

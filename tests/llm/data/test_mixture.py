@@ -114,6 +114,12 @@ def test_mistakes_in_weights_are_named(paths, weights, message):
         Mixture({"a": paths["a"], "b": paths["b"]}, weights)
 
 
+@pytest.mark.parametrize("path", ["", None, [], [""]])
+def test_a_source_without_a_path_is_named(paths, path):
+    with pytest.raises(UserError, match=r"data\.path\.b is (empty|not set)"):
+        Mixture({"a": paths["a"], "b": path})
+
+
 def test_repeats_of_a_stream_cannot_be_limited(make_rows):
     with pytest.raises(UserError, match="unknown while it is streamed"):
         make_rows({"a": 1, "b": 1}, max_repeats=2, mode="stream")

@@ -131,6 +131,18 @@ def test_an_unfinished_folder_is_not_taken_for_whole(make_job, tmp_path, tokeniz
         training_rows(settings(mode="prepared"), TextFiles(str(tmp_path / "unfinished")), tokenizer, 32)
 
 
+def test_files_of_text_are_no_prepared_folder(tmp_path, jsonl, tokenizer, settings):
+    path = str(jsonl(tmp_path / "a.jsonl", ["x"]))
+    for paths in (path, [path], [path, path], str(tmp_path)):
+        with pytest.raises(UserError, match=r"data\.path=.*scripts/prepare_data\.py"):
+            training_rows(settings(mode="prepared"), TextFiles(paths), tokenizer, 32)
+
+
+def test_holding_out_every_document_is_said(make_job, tmp_path):
+    with pytest.raises(UserError, match=r"--held-out 1\.0 holds out every document"):
+        run(make_job(held_out=1.0), tmp_path / "out")
+
+
 def test_another_tokenizer_is_refused(prepared, tmp_path, settings):
     save_tokenizer(train_bpe([f"sea {i}" for i in range(500)], 300), tmp_path / "tokenizer")
     with pytest.raises(UserError, match="another tokenizer"):
