@@ -76,6 +76,11 @@ class Checkpoints:
         names = (re.fullmatch(r"step_(\d{8,})", p.name) for p in self.folder.glob("step_*"))
         return sorted(int(match[1]) for match in names if match)
 
+    def others(self, damaged: Path) -> str:
+        """What to say of the checkpoints beside a damaged one."""
+        steps = [str(step) for step in self.steps() if self.path(step) != damaged]
+        return f"the other steps are {', '.join(steps)}" if steps else "there is no other checkpoint"
+
     def save(self, snapshot: Snapshot, config: CheckpointConfig) -> Path:
         """Write a checkpoint durably, verify it, and only then drop those that `config` does not keep.
 
@@ -200,10 +205,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def verify(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files all have the size and hash that it states, else DamagedCheckpoint."""
+def verify(folder: Path, *, group: str | None = None) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files all have the size and hash that it states, else DamagedCheckpoint.
+
+    With `group`, one of TENSOR_GROUPS, only the files of that one are looked at.
+    """
     manifest = read_manifest(folder)
     for name, stated in manifest["files"].items():
+        if group is not None and _group_of(name) != group:
+            continue
         path = folder / name
         if not path.is_file() or path.is_symlink():
             raise DamagedCheckpoint(f"{path} is missing")
@@ -226,8 +236,8 @@ def load_checkpoint(folder: Path) -> Snapshot:
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
-    """Verify a checkpoint and read its model alone: name -> fp32 tensor on the CPU. Raises DamagedCheckpoint."""
-    return _load_group(folder, verify(folder)["files"], "model")
+    """Verify and read the model of a checkpoint alone: name -> fp32 tensor on the CPU. Raises DamagedCheckpoint."""
+    return _load_group(folder, verify(folder, group="model")["files"], "model")
 
 
 def _group_of(name: str) -> str:

@@ -36,7 +36,7 @@ def load_run(
     try:
         load_model_tensors(model, load_weights(folder))
     except DamagedCheckpoint as error:
-        raise UserError(f"{error}. Choose another step of {Checkpoints(run_dir).steps()}.") from error
+        raise UserError(f"{error}. Give another one by --step: {Checkpoints(run_dir).others(folder)}.") from error
     return model.to(device).eval(), tokenizer, config
 
 

@@ -147,19 +147,27 @@ def load_model_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
             tensor.copy_(tensors[name])
 
 
-def load_initial_weights(model: nn.Module, init_from: str) -> None:
-    """Start from the weights of another run: ``RUN`` (its newest checkpoint) or ``RUN@STEP``."""
+def check_initial_weights(init_from: str) -> Path:
+    """The checkpoint's folder that `load_initial_weights` takes. UserError where there is none; nothing is read."""
     run, _, step = init_from.partition("@")
     checkpoints = Checkpoints(Path(run))
     if not checkpoints.steps():
         raise UserError(f"init_from={init_from}: {run} has no checkpoint. Give the folder of a run, or RUN@STEP.")
     if step and (not step.isdigit() or int(step) not in checkpoints.steps()):
         raise UserError(f"init_from={init_from}: {run} has no step {step}. It has: {checkpoints.steps()}.")
-    folder = checkpoints.path(int(step) if step else checkpoints.steps()[-1])
+    return checkpoints.path(int(step) if step else checkpoints.steps()[-1])
+
+
+def load_initial_weights(model: nn.Module, init_from: str) -> None:
+    """Start from the weights of another run: ``RUN`` (its newest checkpoint) or ``RUN@STEP``."""
+    folder = check_initial_weights(init_from)
     try:
         load_model_tensors(model, load_weights(folder))
     except DamagedCheckpoint as error:
-        raise UserError(f"init_from={init_from}: {error}. Choose another step of {checkpoints.steps()}.") from error
+        run = folder.parent.parent
+        raise UserError(
+            f"init_from={init_from}: {error}. Give another one as {run}@STEP: {Checkpoints(run).others(folder)}."
+        ) from error
 
 
 def _copies(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:

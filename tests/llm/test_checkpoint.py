@@ -23,7 +23,14 @@ from llm.config import CheckpointConfig
 from llm.errors import UserError
 from llm.runfolder import RunFolder, read_config
 from llm.runlock import LOCK_FILE, RunLock
-from llm.state import TrainState, load_initial_weights, load_model_tensors, model_tensors, rng_tensors
+from llm.state import (
+    TrainState,
+    check_initial_weights,
+    load_initial_weights,
+    load_model_tensors,
+    model_tensors,
+    rng_tensors,
+)
 
 
 def snapshot(step, *, val_loss=None):
@@ -285,9 +292,13 @@ def test_initial_weights_of_another_run(tmp_path):
     load_initial_weights(fresh, f"{tmp_path}@0")
     assert torch.equal(fresh.layer.weight, load_weights(Checkpoints(tmp_path).path(0))["layer.weight"])
     with pytest.raises(UserError, match=r"no step 7.*\[0, 1\]"):
-        load_initial_weights(fresh, f"{tmp_path}@7")
+        check_initial_weights(f"{tmp_path}@7")
     with pytest.raises(UserError, match="has no checkpoint"):
-        load_initial_weights(fresh, str(tmp_path / "nothing"))
+        check_initial_weights(str(tmp_path / "nothing"))
+    assert check_initial_weights(str(tmp_path)) == Checkpoints(tmp_path).path(1)
+    (Checkpoints(tmp_path).path(1) / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"missing\. Give another one as .*@STEP: the other steps are 0\.$"):
+        load_initial_weights(fresh, str(tmp_path))
 
 
 HOLD_THE_LOCK = """

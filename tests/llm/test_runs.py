@@ -39,9 +39,20 @@ def test_mistakes_are_explained(make_run, tmp_path):
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    with pytest.raises(UserError, match=r"hash.*Choose another step"):
+    with pytest.raises(UserError, match=r"hash.*Give another one by --step: the other steps are 3\.$"):
         llm.load_run(run)
     llm.load_run(run, 3)
+    (run / "checkpoints" / "step_00000003").rename(tmp_path / "aside")
+    with pytest.raises(UserError, match=r"hash.*there is no other checkpoint\.$"):
+        llm.load_run(run)
+
+
+def test_only_the_files_of_the_model_have_to_be_whole(make_run):
+    run = make_run("softmax")
+    checkpoint = run / "checkpoints" / "step_00000001"
+    (checkpoint / "optimizer.safetensors").write_bytes(b"damaged")
+    (checkpoint / "rng.safetensors").unlink()
+    llm.load_run(run)
 
 
 def test_import_is_light():
