@@ -121,6 +121,10 @@ def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     for name, (fits, expected) in limits.items():
         if not fits:
             raise UserError(f"--{name} {getattr(options, name.replace('-', '_'))}: must be {expected}.")
+    try:
+        options.prompt.encode()
+    except UnicodeEncodeError as error:  # bytes of the command line that could not be decoded
+        raise UserError(f"--prompt {options.prompt!a}: not UTF-8 at character {error.start}. Give text.") from error
     return options
 
 

@@ -83,6 +83,7 @@ def test_command_explains_mistakes(make_run, capsys, tmp_path):
         (run, "--step", "99"): "It has: 1",
         (run, "--temperature", "-1"): "--temperature -1.0: must be 0 or more",
         (run, "--top-p", "0"): "must be above 0",
+        (run, "--prompt", "a\udcff"): r"--prompt 'a\udcff': not UTF-8 at character 1",
         (run, "--device", "gpu"): "--device gpu",
     }.items():
         assert main([*words, *(() if "--device" in words else ("--device", "cpu"))]) == 2
