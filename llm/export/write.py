@@ -101,7 +101,7 @@ def save_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase, context: in
     tokenizer = copy.deepcopy(tokenizer)
     for name in ("is_local", "local_files_only"):  # how it was loaded here is not a property of it
         tokenizer.init_kwargs.pop(name, None)
-    tokenizer.padding_side = "left"
+    tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"  # the latter is what is written
     tokenizer.model_max_length = context
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llm.build import build_model
 from llm.compose import compose
 from llm.errors import UserError
 from llm.export import export
 from llm.export.parity import check_exports
-from llm.export.write import write_self_contained
+from llm.export.write import save_tokenizer, write_self_contained
 from llm.tokenizer import load_tokenizer
 
 # folder with another transformers to test: pip install --target FOLDER transformers==5.17.0
@@ -88,6 +88,15 @@ def parities(exported, tokenizer):
 
 def load(folder: Path, **settings):
     return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **settings).eval()
+
+
+def test_the_tokenizer_pads_batches_on_the_left(tmp_path, tokenizer):
+    save_tokenizer(tmp_path, tokenizer, 64)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    end = tokenizer.eos_token_id
+    short, long = loaded(["a", "a whale"], padding=True)["input_ids"]
+    assert short[0] == loaded.pad_token_id == end != short[-1]
+    assert end not in long
 
 
 def test_computes_what_the_model_does(layout, parities):
