@@ -11,6 +11,7 @@ import json
 import netrc
 import os
 import secrets
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -216,17 +217,21 @@ class WandbLogger(Logger):
         id_file = run_dir / "wandb_id"
         if not id_file.exists():
             replace_file(id_file, secrets.token_hex(4).encode())
+        mode = os.environ.get("WANDB_MODE") or ("online" if _has_wandb_login() else "offline")
         self.run = wandb.init(
             project=self.project,
             entity=self.entity,
             name=self.name or run_dir.name,
             id=id_file.read_text(),
             resume="allow",
-            mode=os.environ.get("WANDB_MODE") or ("online" if _has_wandb_login() else "offline"),
+            mode=mode,
             dir=run_dir,
             config=dict(config),
             settings=wandb.Settings(silent=True, console="off"),
         )
+        if mode in ("offline", "dryrun"):
+            runs = f"{shlex.quote(str(run_dir / 'wandb'))}/offline-run-*"
+            tqdm.write(f"wandb is offline: it writes to {run_dir / 'wandb'}; send it: wandb sync {runs}", sys.stderr)
         # wandb's own counter may not go back, but a resumed run does, by up to a checkpoint's interval
         self.run.define_metric("*", step_metric="step")
 

@@ -112,7 +112,7 @@ def test_readable_figures():
     assert readable("loss", 10.5) == "10.5"
 
 
-def test_wandb_without_a_login_is_offline_and_keeps_its_id(tmp_path, monkeypatch):
+def test_wandb_without_a_login_is_offline_and_keeps_its_id(tmp_path, monkeypatch, capsys):
     calls = []
 
     class Run:
@@ -146,6 +146,10 @@ def test_wandb_without_a_login_is_offline_and_keeps_its_id(tmp_path, monkeypatch
     assert calls[0]["mode"] == "offline"
     assert calls[0]["id"] == calls[2]["id"]
     assert calls[3] == {"step": 30, "loss": 1.0}
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2  # each start says once where the data are and how to send them
+    assert said[0].endswith(f"writes to {tmp_path}/wandb; send it: wandb sync {tmp_path}/wandb/offline-run-*")
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     start(WandbLogger(), tmp_path)
     assert calls[4]["mode"] == "online"
+    assert capsys.readouterr().err == ""
