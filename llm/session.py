@@ -18,6 +18,7 @@ from llm.plan import StepPlan
 from llm.report import report, size_warnings
 from llm.runfolder import RunFolder, open_run
 from llm.schedules import build_schedule, total_steps
+from llm.state import check_initial_weights
 from llm.stopping import Outcome, WallTime
 from llm.tokenizer import load_tokenizer, vocabulary_size
 from llm.trainer import Summary, Trainer
@@ -41,6 +42,8 @@ def train(config: TrainConfig) -> int:
     loggers = [build_leaf(f"loggers.{name}", leaf) for name, leaf in config.loggers.items()]
     run = open_run(config, main=accelerator.is_main_process)
     try:
+        if config.init_from and not run.checkpoints.steps():
+            check_initial_weights(config.init_from)
         rows = training_rows(config.data, source, tokenizer, config.context)
         validation = validation_sets(config.data, source, tokenizer, config.context)
         if accelerator.is_main_process:
