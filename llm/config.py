@@ -55,8 +55,10 @@ def _out_of_range(value: Any, allowed: Mapping[str, Any]) -> str | None:
     choices, low, above, high = (allowed.get(name) for name in ("choices", "low", "above", "high"))
     if choices and value not in choices:
         return f"one of {', '.join(choices)}"
-    if low is not None and not low <= value <= (inf if high is None else high):
-        return f"at least {low}" if high is None else f"between {low} and {high}"
+    if low is not None and high is not None and not low <= value <= high:
+        return f"between {low} and {high}"
+    if low is not None and high is None and not low <= value < inf:
+        return f"a number from {low} on"
     if above is not None and not above < value < inf:
         return f"a number above {above}"
     return None
@@ -138,7 +140,7 @@ class OptimConfig:
     """Optimizer and clipping (configs/optim)."""
 
     name: str = option("name of the optimizer, used in run names")
-    lr: float = option("peak learning rate", above=0)
+    lr: float = option("peak learning rate", low=0)
     weight_decay: float = option("decay of matrices; norms, biases, A_log, dt_bias have none", 0.1, low=0)
     embedding_weight_decay: float = option("decay of the embedding and the output head", 0.0, low=0)
     clip: float | None = option("largest norm of the gradient; null: no clipping", 1.0, above=0)
