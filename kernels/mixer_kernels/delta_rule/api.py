@@ -71,13 +71,8 @@ def delta_rule(
         g, beta = _gates(g, beta, v)
         state = resolve_state(initial_state, (batch, v.shape[2], key_dim, v.shape[3]), v, "initial_state")
         scale = key_dim**-0.5 if scale is None else scale
-        lacks = {
-            "a free erase key e": e is not None,
-            f"stride = {stride}": stride > 1,
-            # these kernels do not run on Hopper, for a reason not yet found
-            "fp32 with K = 16 and a decay a channel": v.dtype == torch.float32 and key_dim == 16 and _by_channel(g),
-            **_sizes_lacking(v, key_dim),
-        }
+        lacks = {"a free erase key e": e is not None, f"stride = {stride}": stride > 1, **_sizes_lacking(v, key_dim)}
+        lacks |= _failing(v, g, key_dim)
         chosen = choose(impl, q, "delta_rule", lacks=_listed(lacks))
         if chosen == "triton":
             from mixer_kernels.delta_rule.autograd import delta_rule_triton
@@ -168,8 +163,10 @@ def _sizes_lacking(v: Tensor, key_dim: int) -> dict[str, bool]:
     }
 
 
-def _by_channel(g: Tensor | None) -> bool:
-    return g is not None and g.shape[-1] > 1
+def _failing(v: Tensor, g: Tensor | None, key_dim: int) -> dict[str, bool]:
+    """What the kernels of a whole row should take, but do not run with on Hopper, for a reason not yet found."""
+    by_channel = g is not None and g.shape[-1] > 1
+    return {"fp32 with K = 16 and a decay a channel": v.dtype == torch.float32 and key_dim == 16 and by_channel}
 
 
 def _listed(lacks: dict[str, bool]) -> str:
