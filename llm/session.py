@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from llm.build import build_leaf, build_model
+from llm.build import build_leaf, build_model, check_settings
 from llm.config import TrainConfig
 from llm.data import HeldOutRows, training_rows, validation_sets
 from llm.identity import mixer_label
@@ -64,6 +64,11 @@ def check(config: TrainConfig, vocab_size: int, world_size: int) -> Decoder:
     StepPlan.make(config, world_size)
     build_schedule(config.schedule, total_steps(config))
     WallTime(config.max_wall_time)
+    for key, leaf in {
+        "data.source": config.data.source,
+        **{f"loggers.{n}": x for n, x in config.loggers.items()},
+    }.items():
+        check_settings(key, leaf, ("self",))
     return build_model(config, vocab_size, "meta")
 
 

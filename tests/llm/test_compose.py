@@ -141,6 +141,13 @@ def test_run_folder_follows_from_what_matters():
     assert len({*folders, default_run_dir(base)}) == 5
 
 
+@pytest.mark.parametrize("experiment", groups()["experiment"])
+def test_an_experiment_takes_other_data(experiment):
+    """Nothing that an experiment sets of its own data stays behind for another source to choke on."""
+    config = compose([f"experiment={experiment}", "data=local", "data.path=somewhere"])
+    assert config.data == compose(["data=local", "data.path=somewhere"]).data
+
+
 def test_experiments_at_one_size_differ_in_the_mixer_alone():
     """Comparisons between the shipped recipes are fair: only layout and mixers' settings differ."""
     names = [n for n in groups()["experiment"] if n.startswith("340m_")]
