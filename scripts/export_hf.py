@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 from llm.cli import command
 
-FORMATS = "auto (default), native: an architecture of transformers, self-contained: with the model's own code"
+FORMATS = (
+    "auto (default), native: an architecture of transformers, self-contained: with the model's own code, "
+    "fla: for flash-linear-attention"
+)
 
 
 @command
@@ -20,6 +23,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("out", metavar="OUT", help="new folder of the export")
     parser.add_argument("--step", help="checkpoint of this step, or best: lowest validation loss (default: the newest)")
     parser.add_argument("--format", default="auto", help=FORMATS)
+    parser.add_argument("--unchecked", action="store_true", help="do not compare the export with the model")
     parser.add_argument("--license", metavar="ID", help="licence of the model in its card, for instance apache-2.0")
     parser.add_argument("--push-to-hub", metavar="NAME", help="then upload it to this private repository, as user/name")
     parser.add_argument("--public", action="store_true", help="... which everybody can see")
@@ -33,7 +37,8 @@ def main(words: Sequence[str] | None = None) -> None:
     logging.set_verbosity_error()
     say = lambda line: print(f"{options.run}: {line} ...", flush=True)  # noqa: E731
     settings = {"step": options.step, "form": options.format, "licence": options.license}
-    print(export_run(options.run, options.out, **settings, say=say))
+    parity = export_run(options.run, options.out, **settings, check=not options.unchecked, say=say)
+    print(parity or "not compared with the model")
     print(how_to_load(options.out))
     if options.push_to_hub:
         print(push(options.out, options.push_to_hub, private=not options.public))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llm.config import TrainConfig
+from llm.export.fla import TYPES
 from llm.export.parity import Parity
 from llm.identity import mixer_label
 from llm.layout import describe_layout, layer_names
@@ -22,7 +23,14 @@ Metrics = list[dict[str, Any]]
 
 
 def write_card(
-    folder: Path, run: Path, step: int, model: Decoder, config: TrainConfig, parity: Parity, *, licence: str | None
+    folder: Path,
+    run: Path,
+    step: int,
+    model: Decoder,
+    config: TrainConfig,
+    parity: Parity | None,
+    *,
+    licence: str | None,
 ) -> None:
     """Write README.md, and a plot of the losses where matplotlib is installed, into the folder of an export."""
     metrics = read_metrics(run, step)
@@ -33,12 +41,19 @@ def write_card(
         "Training": training_lines(run, step, metrics, config),
         "Losses": loss_table(metrics) + (["", f"![losses]({CURVE})"] if plotted else []),
         "Use": ["```python", *loading, "```"],
-        "Checked": ["Loaded through transformers in a process of its own and compared with the model:", f"{parity}."],
+        "Checked": checked_lines(parity),
     }
     lines = [*front_matter(licence), f"# {config.model.name} {mixer_label(config)}"]
     for title, content in sections.items():
         lines += ["", f"## {title}", "", *content]
     (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def checked_lines(parity: Parity | None) -> list[str]:
+    """How the export compares with the model."""
+    if parity is None:
+        return ["Not compared with the model."]
+    return ["Loaded through transformers in a process of its own and compared with the model:", f"{parity}."]
 
 
 def read_metrics(run: Path, step: int) -> Metrics:
@@ -145,7 +160,9 @@ def plot(metrics: Metrics, path: Path) -> bool:
 def how_to_load(folder: Path, name: str) -> Sequence[str]:
     """Lines of Python that load the export, called `name`, and continue a text."""
     trust = ", trust_remote_code=True" if list(folder.glob("modeling_*.py")) else ""
+    model_type = json.loads((folder / "config.json").read_text())["model_type"]
     return [
+        *(["import fla"] if model_type in {t.model_type for t in TYPES} else []),
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
         f'model = AutoModelForCausalLM.from_pretrained("{name}"{trust})',

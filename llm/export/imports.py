@@ -16,6 +16,7 @@ from llm.checkpoint import Snapshot
 from llm.compose import compose
 from llm.config import TrainConfig
 from llm.errors import UserError
+from llm.export.fla import TYPES, read_fla
 from llm.export.foreign import Foreign, fit_vocabulary, linearised, read
 from llm.runfolder import RunFolder
 from llm.state import load_model_tensors, model_tensors
@@ -53,6 +54,8 @@ def read_source(source: str) -> Foreign:
     config = json.loads(path.read_text()) if path.is_file() else {}
     if config.get("model_type") == OWN_TYPE:
         return read_own(Path(source), config)
+    if config.get("model_type") in {t.model_type for t in TYPES}:
+        return read_fla(config, load_weights(Path(source)))
     try:
         loaded = AutoModelForCausalLM.from_pretrained(source, dtype="float32", trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -62,9 +65,7 @@ def read_source(source: str) -> Foreign:
 
 def read_own(folder: Path, config: dict[str, Any]) -> Foreign:
     """A self-contained export: settings and weights are under our names already."""
-    weights: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        weights |= {name.removeprefix("model."): tensor for name, tensor in load_file(file).items()}
+    weights = {name.removeprefix("model."): tensor for name, tensor in load_weights(folder).items()}
     plain = PreTrainedConfig.from_dict(config)
     sizes = {
         "d_model": plain.hidden_size,
@@ -75,6 +76,16 @@ def read_own(folder: Path, config: dict[str, Any]) -> Foreign:
         "init_std": plain.initializer_range,
     }
     return Foreign(plain.mixers, plain.mixer_types, sizes, weights, plain.max_position_embeddings)
+
+
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of all safetensors files of a folder, as fp32. UserError where there are none."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(
+            f"{folder}: holds no *.safetensors. Other weights (pickles) are not loaded: convert them first."
+        )
+    return {name: tensor.float() for file in files for name, tensor in load_file(file).items()}
 
 
 def describe(model: Foreign, tokenizer: Path) -> list[str]:

@@ -3,7 +3,8 @@
 A script of its own: it imports torch, transformers and safetensors, and makes sure that the project and what only it
 needs cannot be imported. FOLDER holds ``request.json``
 
-    {"blocked": [module, ...], "sys_path": [folder, ...], "threads": n, "exports": {name: {"path", "cache", "dtype"}}}
+    {"blocked": [module, ...], "sys_path": [folder, ...], "threads": n,
+     "exports": {name: {"path", "cache", "dtype", "imports": [module, ...], "device"}}}
 
 for each export ``NAME.request.safetensors``, with int64 [B, T] tensors ``CASE.input_ids`` and, where wanted,
 ``CASE.position_ids`` (the case ``prompt`` is continued instead), and ``text.txt``. Written are, for each export,
@@ -13,6 +14,7 @@ for each export ``NAME.request.safetensors``, with int64 [B, T] tensors ``CASE.i
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -48,8 +50,8 @@ def padded_and_alone(model: Any, prompt: Any, settings: dict[str, Any]) -> tuple
     """What follows prompts of different lengths: as one batch, padded on the left, and each by itself."""
     import torch
 
-    pad = torch.arange(prompt.shape[0])[:, None] * 2 % prompt.shape[1]  # 0, 2, 4, ... tokens fewer
-    index = torch.arange(prompt.shape[1])
+    row, index = (torch.arange(n, device=prompt.device) for n in prompt.shape)
+    pad = row[:, None] * 2 % prompt.shape[1]  # 0, 2, 4, ... tokens fewer
     mask = (index >= pad).long()
     ids = prompt.where(mask.bool(), model.generation_config.pad_token_id)
     padded = model.generate(ids, attention_mask=mask, **settings)[:, prompt.shape[1] :]
@@ -84,14 +86,18 @@ def main(folder: Path) -> None:
     logging.disable_progress_bar()
     torch.set_num_threads(request["threads"])
     text = (folder / "text.txt").read_text(encoding="utf-8")
+    for module in {module for export in request["exports"].values() for module in export["imports"]}:
+        importlib.import_module(module)
     models = {
         name: AutoModelForCausalLM.from_pretrained(export["path"], trust_remote_code=True, dtype=export["dtype"])
         for name, export in request["exports"].items()
     }
     with torch.inference_mode():
         for name, model in models.items():
-            export, asked = request["exports"][name], load_file(folder / f"{name}.request.safetensors")
-            save_file(answer(model.eval(), asked, cache=export["cache"]), folder / f"{name}.answer.safetensors")
+            export = request["exports"][name]
+            asked = load_file(folder / f"{name}.request.safetensors", device=export["device"])
+            answered = answer(model.eval().to(export["device"]), asked, cache=export["cache"])
+            save_file(answered, folder / f"{name}.answer.safetensors")
             tokenizer = AutoTokenizer.from_pretrained(export["path"], trust_remote_code=True)
             ids = tokenizer(text, verbose=False)["input_ids"]
             (folder / f"{name}.tokens.json").write_text(json.dumps(ids))

@@ -227,6 +227,8 @@ def _kda_needs(mixer: KimiDeltaAttention) -> Iterable[str]:
         yield "needs expand_v=1"
     if mixer.gate_lower_bound is not None:
         yield "has no gate_lower_bound"
+    if mixer.output_gate_bias:
+        yield "has no output_gate_bias"
 
 
 def _delta_needs(mixer: Any) -> Iterable[str]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from llm.export import load_check
 from llm.export.bundle import OWN
+from llm.export.fla import TYPES
 from llm.generate import generate
 from llm.model.decoder import Decoder
 from llm.paths import data_dir
@@ -124,8 +125,7 @@ def write_request(
         "sys_path": list(sys_path),
         "threads": torch.get_num_threads(),
         "exports": {
-            name: {"path": str(path.resolve()), "cache": _config(path).get("use_cache", True), "dtype": dtype}
-            for name, path in exports.items()
+            name: {"path": str(path.resolve()), "dtype": dtype, **_how_to_run(path)} for name, path in exports.items()
         },
     }
     (folder / "request.json").write_text(json.dumps(settings))
@@ -206,6 +206,14 @@ def _config(export: Path) -> dict:
     return json.loads((export / "config.json").read_text())
 
 
+def _how_to_run(export: Path) -> dict:
+    """What an export needs besides transformers: flash-linear-attention's models a GPU, and itself imported."""
+    config = _config(export)
+    theirs = config["model_type"] in {t.model_type for t in TYPES}
+    where = {"imports": ["fla"], "device": "cuda"} if theirs else {"imports": [], "device": "cpu"}
+    return {"cache": config.get("use_cache", True), **where}
+
+
 def supported(cases: Cases, export: Path) -> Cases:
     """Without packed documents, unless our own code is what reads them."""
     packs = "auto_map" in _config(export)
@@ -224,6 +232,7 @@ def run_load_check(folder: Path) -> None:
         "HF_HUB_OFFLINE": "1",
         "HF_MODULES_CACHE": str(folder / "modules"),  # the code of exports is copied there
         "TOKENIZERS_PARALLELISM": "false",
+        "TRITON_F32_DEFAULT": "ieee",  # fp32 is compared: no tf32 in others' kernels
     }
     command = [sys.executable, "-I", load_check.__file__, str(folder)]
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)

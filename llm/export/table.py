@@ -18,6 +18,7 @@ from llm.build import build_model
 from llm.compose import compose
 from llm.config import TrainConfig
 from llm.errors import UserError
+from llm.export.fla import fla_type
 from llm.export.native import fitting, has_cache
 from llm.paths import configs_dir
 
@@ -64,8 +65,13 @@ def outcome(config: TrainConfig) -> str:
     model = build_model(config, 128, device="meta")
     architecture, reason = fitting(model)
     if architecture is None:
-        return f"self-contained: {reason}"
-    return architecture.model_type if has_cache(model) else f"self-contained; {architecture.model_type} without cache"
+        found = f"self-contained: {reason}"
+    elif has_cache(model):
+        found = architecture.model_type
+    else:
+        found = f"self-contained; {architecture.model_type} without cache"
+    theirs, _ = fla_type(model)
+    return f"{found}; fla {theirs.model_type}" if theirs else found
 
 
 def outcome_with(config: TrainConfig, mixer: str, key: str, value: Any) -> str | None:

@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 
 from llm.config import TrainConfig
 from llm.export.bundle import bundle
+from llm.export.fla import fla_type, write_fla
 from llm.export.modeling_mixlab import MixlabConfig, MixlabForCausalLM
 from llm.export.native import Architecture
 from llm.layout import layer_names
@@ -33,6 +34,17 @@ def write_native(
     settings.use_cache = exported.config.use_cache
     exported.generation_config = settings
     exported.save_pretrained(folder)
+    save_tokenizer(folder, tokenizer, config.context)
+
+
+def write_flash_linear_attention(
+    folder: Path, model: Decoder, tokenizer: PreTrainedTokenizerBase, config: TrainConfig
+) -> None:
+    """Write the model for flash-linear-attention's classes: the same parts. The model must fit (`fla_type`)."""
+    kind, _ = fla_type(model)
+    settings = generation_config(tokenizer)
+    write_fla(folder, model, kind, max_context=config.context, end=settings.eos_token_id, begin=settings.bos_token_id)
+    settings.save_pretrained(folder)
     save_tokenizer(folder, tokenizer, config.context)
 
 

@@ -17,7 +17,8 @@ class KimiDeltaAttention(RecurrentMixer):
 
     As Gated DeltaNet, with a decay for every key channel from a low-rank projection, and a low-rank sigmoid output
     gate. `gate_lower_bound` (for instance -5): the bounded gate ``lower_bound * sigmoid(exp(A_log) (f(x) + dt_bias))``
-    in place of ``-exp(A_log) softplus(f(x) + dt_bias)``; A_log then begins at 0, else A ~ U(1, 16).
+    in place of ``-exp(A_log) softplus(f(x) + dt_bias)``; A_log then begins at 0, else A ~ U(1, 16). `output_gate_bias`:
+    a bias in the output gate, as flash-linear-attention's KDA has it.
     """
 
     operator = delta_rule
@@ -36,9 +37,11 @@ class KimiDeltaAttention(RecurrentMixer):
         conv_size: int | None = 4,
         gate_lower_bound: float | None = None,
         negative_eigenvalues: bool = False,
+        output_gate_bias: bool = False,
         norm_eps: float = 1e-6,
         impl: str = "auto",
     ) -> None:
+        self.output_gate_bias = output_gate_bias  # read by make_output_gate
         super().__init__(
             d_model, layer_idx, n_layers,
             head_k_dim=head_k_dim, expand_v=expand_v, num_heads=num_heads, conv_size=conv_size,
@@ -54,7 +57,7 @@ class KimiDeltaAttention(RecurrentMixer):
         self.dt_bias = nn.Parameter(torch.empty(self.key_dim))
 
     def make_output_gate(self) -> nn.Module:
-        return low_rank(self.d_model, self.head_v_dim, self.value_dim)
+        return low_rank(self.d_model, self.head_v_dim, self.value_dim, bias=self.output_gate_bias)
 
     def operands(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
         return {
