@@ -16,17 +16,25 @@ class Segments(NamedTuple):
     token r iff ``row_start[r] <= s <= r``.
 
     A tuple of tensors: it passes through `torch.compile`, pytrees and custom operators, needs no lengths on the host,
-    and any number of documents costs the same.
+    and any number of documents costs the same. The other two fields say the same in forms that softmax attention's
+    kernels want; without them it goes by `row_start`.
+
+    cu_seqlens int32 [documents + 1]: where each document, or its part in a row, begins in the rows laid end to end,
+    and the number of all tokens behind them (`cumulative_lengths`).
+    whole: every row is one document that begins with it (but for padding at its end).
     """
 
     row_start: Tensor
+    cu_seqlens: Tensor | None = None
+    whole: bool = False
 
     @classmethod
     def whole_rows(
         cls, batch: int, tokens: int, device: torch.device | str = "cpu", *, continued: bool = False
     ) -> Segments:
         """One document a row; with `continued` it began before the row."""
-        return cls(torch.full((batch, tokens), -1 if continued else 0, dtype=torch.int32, device=device))
+        row_start = torch.full((batch, tokens), -1 if continued else 0, dtype=torch.int32, device=device)
+        return cls(row_start, whole=not continued)
 
     @classmethod
     def from_starts(cls, is_start_BT: Tensor) -> Segments:
@@ -50,3 +58,11 @@ class Segments(NamedTuple):
         if window is not None:
             seen = seen & (index > index[:, None] - window)
         return seen
+
+
+def cumulative_lengths(row_start_BT: Tensor) -> Tensor:
+    """`Segments.cu_seqlens` of a `row_start` on the CPU; on a GPU the host would wait for their number."""
+    begins = row_start_BT == torch.arange(row_start_BT.shape[1], device=row_start_BT.device)
+    begins[:, 0] = True  # what continues a document begins anew here: these lengths are for attention without a cache
+    offsets = begins.flatten().nonzero().squeeze(1)
+    return torch.cat([offsets, offsets.new_tensor([row_start_BT.numel()])]).int()

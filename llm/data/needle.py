@@ -91,7 +91,7 @@ class Hider:
         labels = ids[1:].astype(np.int64)
         if self.only_answers:
             labels[: length - 1 - len(answer)] = IGNORED
-        return Row(ids, np.zeros(length, dtype=np.int32), labels=labels)
+        return Row(ids, np.zeros(length, dtype=np.int32), labels=labels, whole=True)
 
     def _sentences(self, rng: np.random.Generator) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
         """What is told, in the order of telling, the question, and the answer."""

@@ -20,12 +20,14 @@ class Row:
                                 Padding is documents of one token, so that nothing sees or predicts it.
     labels int64 [context]      the targets, where they are not simply the next tokens (IGNORED where none counts)
     padding                     padding tokens among the inputs
+    whole                       the source's rows are one document each (but for padding at their end)
     """
 
     ids: np.ndarray
     starts: np.ndarray
     labels: np.ndarray | None = None
     padding: int = 0
+    whole: bool = False
 
     def targets(self) -> np.ndarray:
         """int64 [context]: the labels, else the next token, IGNORED where that one begins another document."""
@@ -37,7 +39,7 @@ class Row:
     def joined(self) -> Row:
         """The row as one document: tokens see, and are predicted across, the boundaries."""
         real = len(self.ids) - self.padding
-        return replace(self, starts=np.where(np.arange(len(self.ids)) < real, 0, self.starts))
+        return replace(self, starts=np.where(np.arange(len(self.ids)) < real, 0, self.starts), whole=True)
 
 
 class Place(NamedTuple):
@@ -116,4 +118,5 @@ def collate(rows: list[Row], state: dict[str, Any]) -> Batch:
     tokens = np.stack([row.ids[:-1] for row in rows]).astype(np.int64)
     targets = np.stack([row.targets() for row in rows])
     row_start = np.stack([row.starts[:-1] for row in rows]).astype(np.int32)
-    return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), torch.from_numpy(row_start), state)
+    whole = all(row.whole for row in rows)
+    return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), torch.from_numpy(row_start), state, whole)

@@ -7,6 +7,7 @@ document. Row i is a function of the seed and i alone: any position can be resum
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
@@ -57,9 +58,14 @@ class Task(ABC):
         sets = {}
         for length in dict.fromkeys([context, *config.validation_contexts]):
             self._check(tokenizer, length)
-            name = "validation" if length == context else f"validation@{length}"
-            sets[name] = TaskHeldOut(name, self, length, config.seed, self.validation_rows)
+            for name, task in self.variants().items():
+                label = name if length == context else f"{name}@{length}"
+                sets[label] = TaskHeldOut(label, task, length, config.seed, self.validation_rows)
         return sets
+
+    def variants(self) -> dict[str, Task]:
+        """The tasks to validate on, by the name of their set: this one, and parts of it."""
+        return {"validation": self}
 
     def _check(self, tokenizer: PreTrainedTokenizerBase, context: int) -> None:
         if self.n_ids() > len(tokenizer):
@@ -144,7 +150,7 @@ class TaskHeldOut:
 
 def one_document(ids: np.ndarray, labels: np.ndarray) -> Row:
     """A row without boundaries whose targets are `labels`."""
-    return Row(ids, np.zeros(len(ids), dtype=np.int32), labels=labels)
+    return Row(ids, np.zeros(len(ids), dtype=np.int32), labels=labels, whole=True)
 
 
 def answers_at(ids: np.ndarray, asked: np.ndarray) -> np.ndarray:
@@ -161,27 +167,38 @@ class AssociativeRecall(Task):
     follow. How much later: slot i of the rest is drawn with probability ~ i ** (gap_power - 1), so that a small power
     makes most gaps short and 1 makes them uniform. Keys are the lower half of the `vocabulary`, values the upper half;
     values at random fill the rest.
+
+    Of several numbers of `pairs` each row has one, drawn evenly; each is validated as a set `pairs_<number>` too.
     """
 
-    def __init__(self, pairs: int = 32, *, vocabulary: int = 4096, gap_power: float = 0.01) -> None:
-        if pairs < 1 or vocabulary < 2 * pairs:
+    def __init__(self, pairs: int | Sequence[int] = 32, *, vocabulary: int = 4096, gap_power: float = 0.01) -> None:
+        self.pairs = [pairs] if isinstance(pairs, int) else list(pairs)
+        if not self.pairs or min(self.pairs) < 1 or vocabulary < 2 * max(self.pairs):
             raise UserError(f"data.source.pairs={pairs}: from 1 to half of data.source.vocabulary={vocabulary}.")
-        self.pairs, self.vocabulary, self.gap_power = pairs, vocabulary, gap_power
+        self.vocabulary, self.gap_power = vocabulary, gap_power
+
+    def variants(self) -> dict[str, Task]:
+        if len(self.pairs) == 1:
+            return super().variants()
+        settings = {"vocabulary": self.vocabulary, "gap_power": self.gap_power}
+        return super().variants() | {f"pairs_{n}": AssociativeRecall(n, **settings) for n in self.pairs}
 
     def n_ids(self) -> int:
         return self.vocabulary
 
     def check(self, context: int) -> None:
-        if context + 1 < 4 * self.pairs:
-            raise UserError(f"context={context}: {self.pairs} pairs and their questions need {4 * self.pairs - 1}.")
+        most = max(self.pairs)
+        if context + 1 < 4 * most:
+            raise UserError(f"context={context}: {most} pairs and their questions need {4 * most - 1}.")
 
     def make(self, rng: np.random.Generator, context: int) -> Row:
-        half, length, shown = self.vocabulary // 2, context + 1, 2 * self.pairs
-        keys = rng.permutation(half)[: self.pairs]
-        values = rng.integers(half, self.vocabulary, self.pairs)
+        pairs = self.pairs[0] if len(self.pairs) == 1 else int(rng.choice(self.pairs))
+        half, length, shown = self.vocabulary // 2, context + 1, 2 * pairs
+        keys = rng.permutation(half)[:pairs]
+        values = rng.integers(half, self.vocabulary, pairs)
         n_slots = (length - shown) // 2
         weights = np.arange(1, n_slots + 1) ** (self.gap_power - 1.0)
-        asked = shown + 2 * rng.choice(n_slots, self.pairs, replace=False, p=weights / weights.sum())
+        asked = shown + 2 * rng.choice(n_slots, pairs, replace=False, p=weights / weights.sum())
         ids = rng.integers(half, self.vocabulary, length)
         ids[0:shown:2], ids[1:shown:2] = keys, values
         ids[asked], ids[asked + 1] = keys, values

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from llm.mixers.base import MixerOutput, MixerState, TokenMixer
-from llm.model.attention import attend
+from llm.model.attention import attend, attend_causally
 from llm.model.precision import widen
 from llm.model.rotary import rotate
 from mixer_kernels.segments import Segments
@@ -58,12 +58,14 @@ class SoftmaxAttention(TokenMixer):
     ) -> MixerOutput:
         positions = segments.positions(None if state is None else state["position"])
         q, k, v = self._project(x_BTD, positions)
-        keys, values, visible = k, v, segments.visible(self.window)
-        if state is not None:
+        if state is None:
+            o = attend_causally(q, k, v, segments, self.window)
+        else:
             keys = torch.cat([state["k"].to(k.dtype), k], dim=1)
             values = torch.cat([state["v"].to(v.dtype), v], dim=1)
-            visible = torch.cat([self._cache_visible(state, positions, segments), visible], dim=2)
-        y = self._output(attend(q, keys, values, visible), x_BTD)
+            cached = self._cache_visible(state, positions, segments)
+            o = attend(q, keys, values, torch.cat([cached, segments.visible(self.window)], dim=2))
+        y = self._output(o, x_BTD)
         if not return_state:
             return MixerOutput(y, None, {})
         if state is None:
