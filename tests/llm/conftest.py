@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import json
 import os
 from pathlib import Path
 
@@ -9,13 +12,19 @@ import pytest
 import torch
 import yaml
 
-from llm.build import build_mixer, build_model
+from llm.build import build_leaf, build_mixer, build_model
 from llm.checkpoint import Snapshot, write_checkpoint
 from llm.compose import compose
+from llm.data import training_rows, validation_sets
+from llm.loggers import Logger
+from llm.optim import build_optimizer
+from llm.parallel import build_accelerator
 from llm.paths import configs_dir
-from llm.runfolder import RunFolder
+from llm.runfolder import RunFolder, open_run
+from llm.runs_equal import differences_of_runs, metrics_of
 from llm.state import model_tensors
 from llm.tokenizer import load_tokenizer
+from llm.trainer import Trainer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -115,3 +124,118 @@ def make_run(make_config, tmp_path):
         return run.path
 
     return make
+
+
+STEPS = 8  # of the small runs
+SMALL_RUN = [
+    "mixer=gdn", "model=tiny", "model.d_model=32", "model.n_layers=2", "model.head_dim=16", "model.linear_head_dim=16",
+    "model.parameters=30000", "model.tie_embeddings=true", "logger=jsonl", "data=local", "data.mode=memory",
+    "context=32", "batch_tokens=128", "micro_batch=2", f"steps={STEPS}", "log_every=3", "eval.every=4",
+    "checkpoint.every=3", "schedule.warmup=2", "optim.lr=0.01",
+]  # fmt: skip
+
+compose_once = functools.cache(compose)  # composing takes longer than these runs do
+
+
+def _command_line(run_dir: Path, text: Path, *overrides: str) -> list[str]:
+    """The words of a small run."""
+    keys = {word.split("=")[0] for word in overrides}
+    defaults = [word for word in SMALL_RUN if word.split("=")[0] not in keys]
+    data = [f"data.path={text}/train.jsonl", f"data.validation_path={text}/val.jsonl"]
+    return [f"run_dir={run_dir}", *data, *defaults, *overrides]
+
+
+def _make_trainer(words: list[str], loggers: tuple[Logger, ...] = ()) -> Trainer:
+    run_dir, *rest = words
+    config = copy.deepcopy(compose_once(tuple(rest)))
+    config.run_dir = run_dir.removeprefix("run_dir=")
+    accelerator = build_accelerator(config)
+    run = open_run(config, main=accelerator.is_main_process)
+    tokenizer = load_tokenizer(config.tokenizer.path)
+    model = build_model(config, len(tokenizer))
+    optimizer = build_optimizer(config.optim, model, build_leaf)
+    source = build_leaf("data.source", config.data.source)
+    rows = training_rows(config.data, source, tokenizer, config.context)
+    validation = validation_sets(config.data, source, tokenizer, config.context)
+    return Trainer(config, model, optimizer, rows, validation, loggers, run, accelerator)
+
+
+class _At(Logger):
+    """Calls something at a step."""
+
+    def __init__(self, step, action):
+        self.step, self.action = step, action
+
+    def advance(self, step):
+        if step == self.step:
+            self.action()
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory) -> Path:
+    """A folder with train.jsonl and val.jsonl, of short documents."""
+    folder = tmp_path_factory.mktemp("text")
+    documents = [f"Chapter {i}. " + " ".join(f"word{(i * 7 + j) % 23}" for j in range(5 + i % 11)) for i in range(40)]
+    (folder / "train.jsonl").write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
+    (folder / "val.jsonl").write_text("".join(json.dumps({"text": d}) + "\n" for d in documents[::10]))
+    return folder
+
+
+@pytest.fixture
+def words(text, tmp_path):
+    """words(name, *overrides): the command line of a small run in tmp_path/name."""
+    return lambda name, *overrides: _command_line(tmp_path / name, text, *overrides)
+
+
+@pytest.fixture
+def make_trainer():
+    """make_trainer(words, loggers=()): a trainer from the words of a command line."""
+    return _make_trainer
+
+
+@pytest.fixture
+def train(words):
+    """train(name, *overrides, loggers=()): a small run of `STEPS` steps in tmp_path/name; returns the summary."""
+    return lambda name, *overrides, loggers=(): _make_trainer(words(name, *overrides), loggers).fit()
+
+
+@pytest.fixture
+def at():
+    """at(step, action): a logger that calls something at a step."""
+    return _At
+
+
+@pytest.fixture(scope="session")
+def whole(text, tmp_path_factory) -> Path:
+    """The folder of an undisturbed small run."""
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    _make_trainer(_command_line(run_dir, text)).fit()
+    return run_dir
+
+
+@pytest.fixture
+def assert_same_run():
+    """assert_same_run(one, other): weights, optimizer, random generators, data and metrics are bitwise the same."""
+
+    def check(one: Path, other: Path) -> None:
+        assert not differences_of_runs(one, other)
+
+    return check
+
+
+@pytest.fixture
+def assert_same_curve():
+    """assert_same_curve(one, other): the same metrics but for the order of float additions.
+
+    Accuracy is left out, since it jumps when one prediction flips.
+    """
+
+    def check(one: Path, other: Path) -> None:
+        left, right = (
+            [{k: v for k, v in x.items() if k != "val_accuracy"} for x in metrics_of(f)] for f in (one, other)
+        )
+        assert len(left) == len(right)
+        for expected, line in zip(left, right, strict=True):
+            assert line == pytest.approx(expected, rel=2e-4)
+
+    return check

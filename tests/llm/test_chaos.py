@@ -14,7 +14,7 @@ from llm.config import CheckpointConfig
 from llm.runs_equal import differences_of_runs
 
 
-@pytest.mark.slow
+
 def test_ten_kills(tmp_path):
     command = [sys.executable, "-m", "llm.chaos", "--kills", "10", "--out", str(tmp_path / "chaos")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
