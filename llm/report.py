@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from llm.config import ModelConfig, TrainConfig
 from llm.identity import mixer_label
 from llm.layout import describe_layout, layer_names, ratio_warning
+from llm.metrics import TRAINING_FLOPS
 from llm.model.decoder import Decoder
 
 TOLERANCE = 0.02  # differences beyond this make a comparison unfair
@@ -34,9 +36,9 @@ def report(config: TrainConfig, model: Decoder, steps: int) -> Report:
     """The report of `model` (on any device, the meta device included) trained for `steps` steps of `config`."""
     context, sections = config.context, {}
     sections["parameters"] = parameters_by_part(model)
-    training_flops = 3 * model.flops(context, context**2) / context
+    flops = training_flops(config, model)
     sections["cost"] = {
-        "FLOPs a token, forward and backward": f"{training_flops:.3e}   (documents of {context:,} tokens)",
+        "FLOPs a token, forward and backward": f"{flops:.3e}   (documents of {context:,} tokens)",
         f"decoding state after {context:,} tokens": human_bytes(model.state_bytes(context)),
         f"decoding state after {16 * context:,} tokens": human_bytes(model.state_bytes(16 * context)),
         "state elements of a layer, by mixer": ", ".join(
@@ -48,10 +50,31 @@ def report(config: TrainConfig, model: Decoder, steps: int) -> Report:
         "rows a step": f"{config.batch_tokens // context:,} of {context:,} tokens ({config.batch_tokens:,} tokens)",
         "steps": f"{steps:,}",
         "tokens": f"{steps * config.batch_tokens:,}",
-        "FLOPs": f"{training_flops * steps * config.batch_tokens:.3e}",
+        "FLOPs": f"{flops * steps * config.batch_tokens:.3e}",
     }
     title = f"{config.model.name} {mixer_label(config)}: {describe_layout(layer_names(config))}"
     return Report(title, sections, size_warnings(config, model))
+
+
+def model_facts(config: TrainConfig, model: Decoder) -> dict[str, Any]:
+    """What a comparison needs to know of a model without building it: counts, FLOPs, bytes. JSON data.
+
+    `flops_a_token` is forward and backward over documents of `context` tokens, `state_bytes` of decoding one sequence
+    after `context` tokens, `state_elements` of one layer by mixer (0 for a cache that grows).
+    """
+    context = config.context
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "non_embedding_parameters": model.non_embedding_parameters(),
+        "flops_a_token": training_flops(config, model),
+        "state_bytes": model.state_bytes(context),
+        "state_elements": _state_elements(config, model),
+    }
+
+
+def training_flops(config: TrainConfig, model: Decoder) -> float:
+    """FLOPs of training on one token, forward and backward, in documents of `context` tokens."""
+    return TRAINING_FLOPS * model.flops(config.context, config.context**2) / config.context
 
 
 def parameters_by_part(model: Decoder) -> dict[str, str]:

@@ -3,6 +3,7 @@
 run_dir/
     config.yaml         the resolved configuration and its schema_version
     environment.json    a list: versions, machine, git commit and command of each start
+    model.json          sizes of the model, as `llm.report.model_facts` gives them
     metrics.jsonl       one line for each logged step
     checkpoints/        see llm/checkpoint.py
     run.lock            see llm/runlock.py
@@ -76,6 +77,10 @@ class RunFolder:
         """Let others use the folder."""
         if self.lock is not None:
             self.lock.release()
+
+    def record_model(self, facts: dict[str, Any]) -> None:
+        """Write model.json, for those who compare runs without building models."""
+        replace_file(self.path / "model.json", json.dumps(facts, indent=1).encode())
 
     def _refuse_other_run(self, config: TrainConfig) -> None:
         if not (self.path / "config.yaml").exists():

@@ -15,7 +15,7 @@ from llm.model.decoder import Decoder
 from llm.optim import build_optimizer
 from llm.parallel import build_accelerator
 from llm.plan import StepPlan
-from llm.report import report, size_warnings
+from llm.report import model_facts, report, size_warnings
 from llm.runfolder import RunFolder, open_run
 from llm.schedules import build_schedule, total_steps
 from llm.state import check_initial_weights
@@ -47,6 +47,7 @@ def train(config: TrainConfig) -> int:
         rows = training_rows(config.data, source, tokenizer, config.context)
         validation = validation_sets(config.data, source, tokenizer, config.context)
         if accelerator.is_main_process:
+            run.record_model(model_facts(config, sketch))
             announce(config, sketch, run, validation, accelerator.device)
         model = build_model(config, vocab_size)
         optimizer = build_optimizer(config.optim, model, build_leaf)
