@@ -141,7 +141,7 @@ class OptimConfig:
 
     name: str = option("name of the optimizer, used in run names")
     lr: float = option("peak learning rate", low=0)
-    weight_decay: float = option("decay of matrices; norms, biases, A_log, dt_bias have none", 0.1, low=0)
+    weight_decay: float = option("decay of matrices and convolutions; norms, biases, A_log, dt_bias have none", 0.1, low=0)
     embedding_weight_decay: float = option("decay of the embedding and the output head", 0.0, low=0)
     clip: float | None = option("largest norm of the gradient; null: no clipping", 1.0, above=0)
     optimizer: dict[str, Any] = option("class of the optimizer and its settings", {})

@@ -15,12 +15,18 @@ UNDECAYED_NAMES = ("bias", "A_log", "dt_bias")  # last part of a parameter's nam
 
 
 def parameter_role(name: str, parameter: nn.Parameter, embeddings: set[int]) -> str:
-    """'embedding' (embedding and output head), 'vector' (norms, biases, A_log, dt_bias, all 1-D) or 'matrix'."""
+    """The group that a parameter belongs to.
+
+    embedding    embedding and output head
+    vector       norms, biases, A_log, dt_bias, all 1-D
+    convolution  all with more than two dimensions
+    matrix       the rest: what Muon would train
+    """
     if id(parameter) in embeddings:
         return "embedding"
     if parameter.ndim < 2 or name.rsplit(".", 1)[-1] in UNDECAYED_NAMES:
         return "vector"
-    return "matrix"
+    return "matrix" if parameter.ndim == 2 else "convolution"
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
@@ -30,7 +36,8 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     `optim.embedding_weight_decay`, since rows of rare tokens get decay every step and gradient almost never.
     """
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)} | {id(model.head_weight)}
-    decays = {"matrix": config.weight_decay, "vector": 0.0, "embedding": config.embedding_weight_decay}
+    decays = {"matrix": config.weight_decay, "convolution": config.weight_decay, "vector": 0.0}
+    decays["embedding"] = config.embedding_weight_decay
     members: dict[str, list[nn.Parameter]] = {role: [] for role in decays}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
