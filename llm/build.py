@@ -75,15 +75,31 @@ def check_settings(key: str, settings: Mapping[str, Any], supplied: tuple[str, .
     if not target:
         raise UserError(f"{key}._target_: not given. Name the class, for instance {key}._target_=package.module.Class.")
     try:
-        parameters = inspect.signature(get_class(target)).parameters
+        parameters, open_ended = _parameters(get_class(target))
     except Exception as error:
         raise UserError(f"{key}._target_={target}: cannot be imported ({_root(error)}).") from error
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    if open_ended:
         return
     known = [n for n in parameters if n not in supplied]
     for name in settings:
         if name not in known and not name.startswith("_"):
             raise UserError(f"{key}.{name}: {target.rsplit('.', 1)[-1]} has no such setting.{suggest(name, known)}")
+
+
+def _parameters(kind: type) -> tuple[list[str], bool]:
+    """Names that a class is built with, and whether there are others.
+
+    Where it hands ``**kwargs`` on, those of the classes that it inherits from count too.
+    """
+    names: list[str] = []
+    for ancestor in kind.__mro__:
+        if "__init__" not in vars(ancestor):
+            continue
+        parameters = inspect.signature(ancestor.__init__).parameters.values()
+        names += [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return names, False
+    return names, True
 
 
 def _root(error: BaseException) -> str:

@@ -20,6 +20,8 @@ from llm.layout import layer_names
 from llm.paths import configs_dir
 
 ConfigStore.instance().store("schema", node=TrainConfig)
+# ${halved:...}: two states that share the size of one, so that mixers match
+OmegaConf.register_new_resolver("halved", lambda size: size // 2, replace=True)
 
 HYBRID_ALIAS = re.compile(r"hybrid_(?P<linear>\w+)_(?P<ratio>\d+)to1")
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 
 import torch
 from torch import Tensor, nn
 
 from llm.mixers.base import MixerOutput, MixerState, TokenMixer
+from llm.mixers.walk import OneToken, Operator, Rows, Walk
 from llm.model.norm import GatedRMSNorm
+from llm.model.precision import widen
 from llm.model.shortconv import ShortConvolution
+from mixer_kernels.delta_rule import delta_rule, delta_rule_step
+from mixer_kernels.linear_attention import linear_attention, linear_attention_step
 from mixer_kernels.segments import Segments
 
 
@@ -17,20 +21,24 @@ class RecurrentMixer(TokenMixer):
     """Projections, short convolutions, one operator of `mixer_kernels`, gated output normalisation.
 
     A subclass names the operator, and computes from the layer's input what the operator takes besides q, k and v
-    (gates, learning rates). `forward` and `step` are derived, so that they cannot disagree.
+    (gates, learning rates) in `operands`; one that needs more than an operator writes `mix`. `forward` and `step` are
+    derived, so that they cannot disagree.
 
     Common settings: `head_k_dim`, `expand_v` (value size of a head / key size), `num_heads` (null: as many as make the
     values d_model wide), `conv_size` (taps of the convolutions on q, k and v; null: none), `norm_eps`, `impl`
-    (implementation of the operator, see `mixer_kernels`).
+    (implementation of the operator, see `mixer_kernels`). Of the class: `gate_activation` (of the output gate; null:
+    no gate, the normalisation alone), `key_heads` (heads of q and k that value heads share; null: each its own).
 
-    The state is ``recurrent`` [B, H, K, V] in fp32 and, with convolutions, the last inputs of q, k and v. Raises
-    ValueError where heads do not fit the width.
+    The state is ``recurrent`` [B, H, K, V] in fp32 and, with convolutions, the last inputs of q, k and v; `wide_state`
+    and `narrow_state` list more. Raises ValueError where heads do not fit the width.
     """
 
-    operator: Callable[..., tuple[Tensor, Tensor]]
-    operator_step: Callable[..., tuple[Tensor, Tensor]]
+    operator: Operator
+    operator_step: Operator
     # matrix products with the state for each token and head, each 2 K V FLOPs
     state_products: int
+    stride = 1  # micro-steps a token, see `mixer_kernels.delta_rule`
+    counts_positions = False  # the state holds the position of the next token
 
     def __init__(
         self,
@@ -38,29 +46,38 @@ class RecurrentMixer(TokenMixer):
         layer_idx: int,
         n_layers: int,
         *,
-        head_k_dim: int,
-        expand_v: float,
-        num_heads: int | None,
-        conv_size: int | None,
-        norm_eps: float,
-        gate_activation: str,
-        impl: str,
+        head_k_dim: int = 128,
+        expand_v: float = 1.0,
+        num_heads: int | None = None,
+        conv_size: int | None = 4,
+        norm_eps: float = 1e-6,
+        gate_activation: str | None = "silu",
+        key_heads: int | None = None,
+        impl: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
         self.head_k_dim, self.head_v_dim = head_k_dim, _whole(head_k_dim * expand_v, head_k_dim, expand_v)
         self.num_heads = num_heads or _heads(d_model, self.head_v_dim)
         self.impl = impl
-        self.key_dim, self.value_dim = self.num_heads * head_k_dim, self.num_heads * self.head_v_dim
-        self.q_proj = nn.Linear(d_model, self.key_dim, bias=False)
-        self.k_proj = nn.Linear(d_model, self.key_dim, bias=False)
-        self.v_proj = nn.Linear(d_model, self.value_dim, bias=False)
-        self.g_proj = self.make_output_gate()
-        self.o_norm = GatedRMSNorm(self.head_v_dim, eps=norm_eps, activation=gate_activation)
+        self.key_heads = key_heads or self.num_heads
+        self.key_dim, self.value_dim = self.key_heads * head_k_dim, self.num_heads * self.head_v_dim
+        sizes = self.projected()
+        for name, size in sizes.items():
+            setattr(self, f"{name}_proj", nn.Linear(d_model, size, bias=False))
+        self.g_proj = self.make_output_gate() if gate_activation else None
+        self.o_norm = (
+            GatedRMSNorm(self.head_v_dim, eps=norm_eps, activation=gate_activation)
+            if gate_activation
+            else nn.RMSNorm(self.head_v_dim, eps=norm_eps)
+        )
         self.o_proj = nn.Linear(self.value_dim, d_model, bias=False)
-        sizes = {"q_conv1d": self.key_dim, "k_conv1d": self.key_dim, "v_conv1d": self.value_dim}
-        self.conv_names = tuple(sizes) if conv_size else ()
+        self.conv_names = tuple(f"{name}_conv1d" for name in sizes) if conv_size else ()
         for name in self.conv_names:
-            setattr(self, name, ShortConvolution(sizes[name], conv_size))
+            setattr(self, name, ShortConvolution(sizes[name[0]], conv_size))
+
+    def projected(self) -> dict[str, int]:
+        """Widths of the projections q, k and v."""
+        return {"q": self.key_dim, "k": self.key_dim, "v": self.value_dim}
 
     def make_output_gate(self) -> nn.Module:
         """The projection [.., D] -> [.., H V] whose activation multiplies the normalised output."""
@@ -73,46 +90,84 @@ class RecurrentMixer(TokenMixer):
         """
         raise NotImplementedError
 
+    def mix(self, x: Tensor, walk: Walk) -> Tensor:
+        """y [.., D] of the input x [.., D]."""
+        o = self.recur(walk, self.operands(x, *self.project(x, walk)))
+        return self.readout(o, x)
+
+    def project(self, x: Tensor, walk: Walk) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k [.., H, K] and v [.., H, V], projected and convolved."""
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.conv_names:
+            q, k, v = (
+                walk.convolve(name, getattr(self, name), y) for name, y in zip(self.conv_names, (q, k, v), strict=True)
+            )
+        return self.by_head(q, self.head_k_dim), self.by_head(k, self.head_k_dim), self.by_head(v, self.head_v_dim)
+
+    def recur(self, walk: Walk, operands: dict[str, Tensor]) -> Tensor:
+        """The operator over the state ``recurrent``: o [.., H, V]."""
+        kind = type(self)
+        return walk.recur(
+            "recurrent", kind.operator, kind.operator_step, stride=self.stride, impl=self.impl, **operands
+        )
+
+    def readout(self, o: Tensor, x: Tensor) -> Tensor:
+        """Normalise each head of o [.., H, V], gate by x, project: [.., D]."""
+        if self.g_proj is None:
+            normed = self.o_norm(widen(o)).to(o.dtype)
+        else:
+            normed = self.o_norm(o, self.by_head(self.g_proj(x), self.head_v_dim))
+        return self.o_proj(normed.flatten(-2))
+
+    def by_head(self, x: Tensor, size: int) -> Tensor:
+        """[.., H size] -> [.., H, size]."""
+        return x.unflatten(-1, (-1, size))
+
     def forward(
         self, x_BTD: Tensor, segments: Segments, state: MixerState | None = None, *, return_state: bool = False
     ) -> MixerOutput:
-        state, new_state = state or {}, {}
-        qkv = [self.q_proj(x_BTD), self.k_proj(x_BTD), self.v_proj(x_BTD)]
-        for i, name in enumerate(self.conv_names):
-            qkv[i], new_state[name] = getattr(self, name)(qkv[i], segments, state.get(name))
-        o, new_state["recurrent"] = type(self).operator(
-            **self.operands(x_BTD, *self._heads(*qkv)),
-            segments=segments,
-            initial_state=state.get("recurrent"),
-            impl=self.impl,
-        )
-        return MixerOutput(self._readout(o, x_BTD), new_state if return_state else None, {})
+        walk = Rows(segments, state)
+        y = self.mix(x_BTD, walk)
+        return MixerOutput(y, walk.new_state if return_state else None, {})
 
     def step(self, x_BD: Tensor, state: MixerState) -> tuple[Tensor, MixerState]:
-        new_state = {}
-        qkv = [self.q_proj(x_BD), self.k_proj(x_BD), self.v_proj(x_BD)]
-        for i, name in enumerate(self.conv_names):
-            qkv[i], new_state[name] = getattr(self, name).step(qkv[i], state[name])
-        operands = self.operands(x_BD, *self._heads(*qkv))
-        o, new_state["recurrent"] = type(self).operator_step(**operands, state=state["recurrent"], impl=self.impl)
-        return self._readout(o, x_BD), new_state
+        walk = OneToken(state)
+        return self.mix(x_BD, walk), walk.new_state
+
+    def wide_state(self) -> dict[str, tuple[int, ...]]:
+        """Shapes, without the batch, of what recurs: in fp32."""
+        return {"recurrent": (self.num_heads, self.head_k_dim, self.head_v_dim)}
+
+    def narrow_state(self) -> dict[str, tuple[int, ...]]:
+        """Shapes, without the batch, of what is remembered of the latest tokens: in the activations' dtype."""
+        convolutions = {name: getattr(self, name) for name in self.conv_names}
+        return {name: (c.size - 1, c.weight.shape[0]) for name, c in convolutions.items()}
 
     def init_state(self, batch: int, max_context: int, device: torch.device | str, dtype: torch.dtype) -> MixerState:
-        state = {name: getattr(self, name).init_state(batch, device, dtype) for name in self.conv_names}
-        shape = (batch, self.num_heads, self.head_k_dim, self.head_v_dim)
         wide = torch.promote_types(dtype, torch.float32)
-        return {"recurrent": torch.zeros(shape, device=device, dtype=wide), **state}
+        kinds = ((self.wide_state(), wide), (self.narrow_state(), dtype))
+        state = {
+            name: torch.zeros(batch, *shape, device=device, dtype=kind)
+            for shapes, kind in kinds
+            for name, shape in shapes.items()
+        }
+        if self.counts_positions:
+            state["position"] = torch.zeros(batch, device=device, dtype=torch.int64)
+        return state
 
     def state_bytes(self, context: int) -> int:
-        convolutions = [getattr(self, name) for name in self.conv_names]
-        return 4 * self.state_elements() + 2 * sum((c.size - 1) * c.weight.shape[0] for c in convolutions)
+        return 4 * self.state_elements() + 2 * sum(math.prod(shape) for shape in self.narrow_state().values())
 
     def state_elements(self) -> int:
-        return self.num_heads * self.head_k_dim * self.head_v_dim
+        return sum(math.prod(shape) for shape in self.wide_state().values())
 
     def flops(self, tokens: int, sum_len_squared: int) -> int:
         matrices = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
-        return 2 * tokens * (matrices + self.state_products * self.state_elements())
+        return 2 * tokens * (matrices + self.products())
+
+    def products(self) -> int:
+        """Multiplications of a token with the state."""
+        return self.state_products * math.prod(self.wide_state()["recurrent"])
 
     def reset_parameters(self, std: float) -> None:
         for module in self.modules():
@@ -122,16 +177,24 @@ class RecurrentMixer(TokenMixer):
                     nn.init.zeros_(module.bias)
             elif isinstance(module, ShortConvolution):
                 module.reset_parameters()
-            elif isinstance(module, GatedRMSNorm):
+            elif isinstance(module, GatedRMSNorm | nn.RMSNorm):
                 nn.init.ones_(module.weight)
 
-    def _heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        split = lambda x: x.unflatten(-1, (self.num_heads, -1))  # noqa: E731
-        return split(q), split(k), split(v)
 
-    def _readout(self, o: Tensor, x: Tensor) -> Tensor:
-        gate = self.g_proj(x).unflatten(-1, (self.num_heads, self.head_v_dim))
-        return self.o_proj(self.o_norm(o, gate).flatten(-2))
+class AdditiveMixer(RecurrentMixer):
+    """What only ever adds to a decaying state: `linear_attention`."""
+
+    operator = linear_attention
+    operator_step = linear_attention_step
+    state_products = 2  # write, read
+
+
+class DeltaMixer(RecurrentMixer):
+    """What replaces, in a decaying state, the value found under a key: `delta_rule`."""
+
+    operator = delta_rule
+    operator_step = delta_rule_step
+    state_products = 3  # erase, write, read
 
 
 def low_rank(d_in: int, rank: int, d_out: int, *, bias: bool = False) -> nn.Sequential:

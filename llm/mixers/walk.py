@@ -1,0 +1,129 @@
+"""How a mixer goes over tokens: whole rows, or one token after a state. Written against both, a mixer is written once.
+
+What looks back in time (operators, convolutions, running sums, positions) is asked of a `Walk`, under the name of its
+entry in the state. All else in a mixer treats each token for itself, with shapes [B, T, ...] over rows and [B, ...]
+for one token: anything that acts on trailing axes. So `forward` and `step` cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from llm.mixers.base import MixerState
+from llm.model.precision import widen
+from llm.model.shortconv import ShortConvolution
+from mixer_kernels.delta_rule import delta_rule, delta_rule_step
+from mixer_kernels.linear_attention import linear_attention, linear_attention_step
+from mixer_kernels.segments import Segments
+
+Operator = Callable[..., tuple[Tensor, Tensor]]
+MICRO_STEPPED = ("k", "v", "g", "beta", "e")
+
+
+class Walk:
+    """`state` before the tokens (without entries: zeros), and `new_state` after them, filled as the mixer asks."""
+
+    def __init__(self, state: MixerState) -> None:
+        self.state: MixerState = state
+        self.new_state: MixerState = {}
+
+    def recur(self, name: str, operator: Operator, step: Operator, *, stride: int = 1, **operands: object) -> Tensor:
+        """An operator of `mixer_kernels` (and its step) with the state `name` [B, HV, K, V]: o [.., HV, V].
+
+        With `stride` above 1 all operands but q have their micro-steps as an axis before the heads: [.., n, H, K].
+        """
+        raise NotImplementedError
+
+    def linear_attention(self, name: str, **operands: object) -> Tensor:
+        """`mixer_kernels.linear_attention` with the state `name`."""
+        return self.recur(name, linear_attention, linear_attention_step, **operands)
+
+    def delta_rule(self, name: str, **operands: object) -> Tensor:
+        """`mixer_kernels.delta_rule` with the state `name`."""
+        return self.recur(name, delta_rule, delta_rule_step, **operands)
+
+    def convolve(self, name: str, convolution: ShortConvolution, x: Tensor) -> Tensor:
+        """x [.., D] convolved with what came before it."""
+        raise NotImplementedError
+
+    def previous(self, name: str, x: Tensor) -> Tensor:
+        """The x [.., D] of the token before; zeros at the beginning of a document."""
+        raise NotImplementedError
+
+    def running_sum(self, name: str, x: Tensor) -> Tensor:
+        """The sum of x over the document up to and with each token, in at least fp32; any trailing shape."""
+        raise NotImplementedError
+
+    def positions(self, name: str = "position") -> Tensor:
+        """The position of each token in its document, int64 [..]."""
+        raise NotImplementedError
+
+
+class Rows(Walk):
+    """Over whole rows of packed documents: tensors are [B, T, ...]."""
+
+    def __init__(self, segments: Segments, state: MixerState | None) -> None:
+        super().__init__(state or {})
+        self.segments = segments
+
+    def recur(self, name: str, operator: Operator, step: Operator, *, stride: int = 1, **operands: object) -> Tensor:
+        if stride > 1:  # [B, T, n, ...] -> [B, T n, ...]
+            micro = {key: x.flatten(1, 2) for key, x in operands.items() if key in MICRO_STEPPED}
+            operands = operands | micro | {"stride": stride}
+        o, self.new_state[name] = operator(**operands, segments=self.segments, initial_state=self.state.get(name))
+        return o
+
+    def convolve(self, name: str, convolution: ShortConvolution, x: Tensor) -> Tensor:
+        y, self.new_state[name] = convolution(x, self.segments, self.state.get(name))
+        return y
+
+    def previous(self, name: str, x: Tensor) -> Tensor:
+        self.new_state[name] = x[:, -1]
+        before = self.state[name].to(x.dtype) if name in self.state else torch.zeros_like(x[:, 0])
+        index = torch.arange(x.shape[1], device=x.device)
+        shifted = torch.cat([before[:, None], x[:, :-1]], dim=1)
+        return torch.where((self.segments.row_start < index)[..., None], shifted, 0.0)
+
+    def running_sum(self, name: str, x: Tensor) -> Tensor:
+        wide = widen(x).flatten(2)  # [B, T, J]
+        total, row_start = wide.cumsum(1), self.segments.row_start[..., None]
+        before = torch.zeros_like(wide[:, 0]) if name not in self.state else self.state[name].flatten(1)
+        first = row_start.clamp(min=0).long().expand_as(wide)
+        past = (total - wide).gather(1, first)  # what earlier documents of the row summed up to
+        summed = (total - torch.where(row_start < 0, -before[:, None], past)).view_as(x)
+        self.new_state[name] = summed[:, -1]
+        return summed
+
+    def positions(self, name: str = "position") -> Tensor:
+        found = self.segments.positions(self.state.get(name))
+        self.new_state[name] = found[:, -1] + 1
+        return found
+
+
+class OneToken(Walk):
+    """One more token of each row: tensors are [B, ...], and every entry of the state is there."""
+
+    def recur(self, name: str, operator: Operator, step: Operator, *, stride: int = 1, **operands: object) -> Tensor:
+        if stride > 1:
+            operands = operands | {"stride": stride}
+        o, self.new_state[name] = step(**operands, state=self.state[name])
+        return o
+
+    def convolve(self, name: str, convolution: ShortConvolution, x: Tensor) -> Tensor:
+        y, self.new_state[name] = convolution.step(x, self.state[name])
+        return y
+
+    def previous(self, name: str, x: Tensor) -> Tensor:
+        self.new_state[name] = x
+        return self.state[name].to(x.dtype)
+
+    def running_sum(self, name: str, x: Tensor) -> Tensor:
+        self.new_state[name] = self.state[name] + widen(x)
+        return self.new_state[name]
+
+    def positions(self, name: str = "position") -> Tensor:
+        self.new_state[name] = self.state[name] + 1
+        return self.state[name]
