@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from mixer_kernels import bench
-from mixer_kernels.dispatch import has_triton_kernels
 from mixer_kernels.spec import all_specs
 
 
@@ -29,7 +28,7 @@ def main() -> int:
     timings = [] if "softmax" in arguments.without else bench.time_softmax(batch=8, tokens=4096, heads=16, head_dim=64)
     report(timings)
     for spec in all_specs().values():
-        if (arguments.ops and spec.name not in arguments.ops) or not has_triton_kernels(spec.name):
+        if arguments.ops and spec.name not in arguments.ops:
             continue
         for case in [c for c in spec.bench_cases if arguments.cases in c.name][: arguments.first]:
             functions = bench.implementations(spec, case, peer="fla" not in arguments.without)

@@ -13,7 +13,7 @@ IMPLEMENTATIONS = ("auto", "triton", "chunked", "reference")
 def choose(impl: str, like: Tensor, op: str, lacks: str = "") -> str:
     """Resolve `impl` for an operator whose inputs live where `like` does.
 
-    ``auto`` is Triton on a CUDA device when the operator has Triton kernels and Triton is installed, else the
+    ``auto`` is Triton on a CUDA device when it is installed and the kernels take the inputs, else the
     chunkwise form in plain torch. A named implementation is taken at its word and never silently replaced.
     `lacks` says what about these inputs the Triton kernels do not take; "" if they take them.
 
@@ -22,22 +22,15 @@ def choose(impl: str, like: Tensor, op: str, lacks: str = "") -> str:
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl={impl!r}: choose one of {', '.join(IMPLEMENTATIONS)}")
     if impl == "auto":
-        return "triton" if like.is_cuda and not lacks and has_triton_kernels(op) else "chunked"
-    if impl == "triton" and not has_triton_kernels(op):
-        raise ValueError(f"impl='triton': {op} cannot use Triton here (is triton installed?); use impl='auto'")
+        return "triton" if like.is_cuda and not lacks and has_triton() else "chunked"
+    if impl == "triton" and not has_triton():
+        raise ValueError(f"impl='triton': {op} cannot use Triton here, which is not installed; use impl='auto'")
     if impl == "triton" and lacks:
         raise ValueError(f"impl='triton': {op} does not take {lacks} in Triton; use impl='auto' or 'chunked'")
     return impl
 
 
 @torch.compiler.assume_constant_result
-def has_triton_kernels(op: str) -> bool:
-    """Whether Triton is importable and `op` has kernels written in it."""
-    return all(_found(name) for name in ("triton", f"{__package__}.{op}.autograd"))
-
-
-def _found(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return importlib.util.find_spec("triton") is not None

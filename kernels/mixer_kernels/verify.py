@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mixer_kernels.dispatch import has_triton_kernels
+from mixer_kernels.dispatch import has_triton
 from mixer_kernels.spec import Case, OperatorSpec, all_specs
 
 MULTIPLE = 3.0
@@ -100,8 +100,8 @@ def check(
 
 
 def verifiable(dtype: torch.dtype, ops: Container[str] = ()) -> list[tuple[OperatorSpec, Case]]:
-    """Every case that Triton kernels take in `dtype`, of every operator that has them, or of those named."""
-    specs = [s for s in all_specs().values() if has_triton_kernels(s.name) and (not ops or s.name in ops)]
+    """Every case that Triton kernels take in `dtype`, of every operator, or of those named."""
+    specs = [s for s in all_specs().values() if has_triton() and (not ops or s.name in ops)]
     return [(spec, case) for spec in specs for case in spec.cases if triton_takes(spec, case, dtype)]
 
 

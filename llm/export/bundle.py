@@ -4,8 +4,8 @@ From a module and the classes of the mixers, imports are followed to every modul
 package) that is needed; ``llm/mixers/gdn.py`` becomes ``llm_mixers_gdn.py`` and ``from llm.mixers.decay import x``
 becomes ``from .llm_mixers_decay import x``. Everything else stays as it was written.
 
-Imports inside functions are followed as well, but for those of modules that need Triton: an export computes in plain
-torch, and such an import raises there.
+Imports inside functions are followed as well: the Triton kernels, which are imported where they are to run, go along.
+What modules read from files here (`REPLACED`) is written into modules there, since only modules are copied.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import pprint
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from llm.errors import UserError
+from mixer_kernels.common.stored import stored_configurations
 
 OWN = ("llm", "mixer_kernels")
 PRESENT = {"torch", "transformers", *sys.stdlib_module_names}  # wherever an export is loaded
 TARGETS = "llm.export.targets"
-LEFT_OUT = "raise ModuleNotFoundError('an export has no Triton kernels')"
+STORED = "mixer_kernels.common.stored"
+REPLACED = (TARGETS, STORED)
 
 
 def bundle(entry: str, targets: Iterable[str]) -> dict[str, str]:
@@ -36,12 +39,13 @@ def bundle(entry: str, targets: Iterable[str]) -> dict[str, str]:
     modules, todo = {}, [entry, *(target.rpartition(".")[0] for target in bundled)]
     while todo:
         name = todo.pop()
-        if name not in modules and name != TARGETS:
+        if name not in modules and name not in REPLACED:
             modules[name] = rewrite(name, frozenset(roots))
             todo += modules[name].needed
     files = {file_name(m): done.text for m, done in modules.items() if m != entry}
     files[f"{entry.rpartition('.')[2]}.py"] = modules[entry].text
-    files[file_name(TARGETS)] = table(targets, sorted(set(modules) - {entry}))
+    files[file_name(TARGETS)] = table(targets, sorted({*modules, *REPLACED} - {entry, TARGETS}))
+    files[file_name(STORED)] = stored(modules)
     return dict(sorted(files.items()))
 
 
@@ -64,14 +68,15 @@ def flat(module: str) -> str:
 def table(targets: list[str], modules: list[str]) -> str:
     """What an export has in place of `llm.export.targets`.
 
-    transformers copies the files that it finds named in ``from .x import``, so that all of them are.
+    transformers copies the files that it finds named in ``from .x import``, so that all of them are, where nothing
+    imports them before they are needed: Triton may be missing.
     """
     modules_of = {target: target.rpartition(".")[0] for target in targets}
     rows = [
         f'    "{target}": {flat(module) if module in modules else module}.{target.rpartition(".")[2]},'
         for target, module in modules_of.items()
     ]
-    named = [f"from .{flat(module)} import __name__ as _" for module in modules]
+    named = [f"    from .{flat(module)} import __name__ as _" for module in modules]
     imported = [
         f"from . import {flat(module)}" if module in modules else f"import {module}"
         for module in sorted(set(modules_of.values()))
@@ -81,7 +86,6 @@ def table(targets: list[str], modules: list[str]) -> str:
             '"""The classes of this model\'s mixers."""',
             "",
             *imported,
-            *named,
             "",
             "CLASSES = {",
             *rows,
@@ -90,6 +94,28 @@ def table(targets: list[str], modules: list[str]) -> str:
             "",
             "def find_class(target: str) -> type:",
             "    return CLASSES[target]",
+            "",
+            "",
+            "def _files_of_this_model() -> None:",
+            *named,
+            "",
+        ]
+    )
+
+
+def stored(modules: Iterable[str]) -> str:
+    """What an export has in place of `mixer_kernels.common.stored`: the configurations of its operators."""
+    operators = sorted({parts[1] for m in modules if (parts := m.split("."))[0] == "mixer_kernels" and len(parts) == 3})
+    found = {op: stored_configurations(op) for op in operators if op != "common"}
+    return "\n".join(
+        [
+            '"""The launch configurations of the kernels."""',
+            "",
+            f"CONFIGURATIONS = {pprint.pformat(found, width=120, compact=True)}",
+            "",
+            "",
+            "def stored_configurations(op: str) -> dict:",
+            "    return CONFIGURATIONS[op]",
             "",
         ]
     )
@@ -101,14 +127,12 @@ def rewrite(module: str, roots: frozenset[str]) -> Rewritten:
     text = path.read_text(encoding="utf-8")
     needed: list[str] = []
     edits = []
-    for node, lazy, checked_only in _imports(ast.parse(text)):
+    for node, checked_only in _imports(ast.parse(text)):
         names = _project_modules(node, module, roots)
         if not names:
             continue
         if checked_only:
             edits.append((node, "pass"))
-        elif lazy and any(reaches_triton(name, roots) for name in names):
-            edits.append((node, LEFT_OUT))
         else:
             edits.append((node, _relative(node, module, path)))
             needed += names
@@ -123,33 +147,18 @@ def source_path(module: str) -> Path:
     return Path(spec.origin)
 
 
-@functools.cache
-def reaches_triton(module: str, roots: frozenset[str]) -> bool:
-    """Whether importing `module` imports Triton."""
-    path = source_path(module)
-    for node, lazy, checked_only in _imports(ast.parse(path.read_text(encoding="utf-8"))):
-        if lazy or checked_only:
-            continue
-        if any(name.split(".")[0] == "triton" for name in _names(node, module)):
-            return True
-        if any(reaches_triton(name, roots) for name in _project_modules(node, module, roots)):
-            return True
-    return False
+def _imports(tree: ast.Module) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Every import, and whether it is for type checkers only."""
 
-
-def _imports(tree: ast.Module) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool, bool]]:
-    """Every import; whether it is inside a function; whether it is for type checkers only."""
-
-    def walk(node: ast.AST, lazy: bool, checked: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool, bool]]:
+    def walk(node: ast.AST, checked: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.Import | ast.ImportFrom):
-                yield child, lazy, checked
+                yield child, checked
             else:
-                inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
                 typing = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
-                yield from walk(child, lazy or inside, checked or typing)
+                yield from walk(child, checked or typing)
 
-    return walk(tree, False, False)
+    return walk(tree, False)
 
 
 def _names(node: ast.Import | ast.ImportFrom, module: str) -> list[str]:

@@ -1,13 +1,15 @@
-"""Every mixer and hybrid in every form: ``python -m llm.export.matrix [--transformers FOLDER]`` compares them.
+"""Every mixer and hybrid in every form: ``python -m llm.export.matrix [--device cuda]`` compares them.
 
 Small random models are exported and loaded through transformers in processes without the project. In fp32: the parity
-that an export has to pass. In bf16: the error against fp64, of the export and of the model under autocast.
+that an export has to pass. In bf16: the error against fp64, of the export and of the model under autocast. On a GPU the
+Triton kernels run, and models of flash-linear-attention where that is installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import importlib.util
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from safetensors.torch import load_file
 
 from llm.build import build_model
 from llm.compose import compose
+from llm.export.fla import fla_type
 from llm.export.native import fitting
 from llm.export.parity import (
     Parity,
@@ -32,7 +35,7 @@ from llm.export.parity import (
     write_request,
 )
 from llm.export.table import layouts
-from llm.export.write import write_native, write_self_contained
+from llm.export.write import write_flash_linear_attention, write_native, write_self_contained
 from llm.model.decoder import Decoder
 from llm.tokenizer import load_tokenizer
 
@@ -44,8 +47,8 @@ LENGTHS = (1, 65, 130)
 LIMIT = 4  # times the model's own error
 
 
-def make_exports(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, tuple[Path, Decoder]]:
-    """ "layout form" -> folder and model: every layout with its own code and, where it fits, natively."""
+def make_exports(folder: Path, tokenizer: PreTrainedTokenizerBase, *, fla: bool) -> dict[str, tuple[Path, Decoder]]:
+    """ "layout form" -> folder and model: every layout with its own code and, where it fits, natively and for fla."""
     found = {}
     for layout in layouts():
         config = compose([f"mixer={layout}", *SIZES, "model.init_std=0.04"])
@@ -57,11 +60,14 @@ def make_exports(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, 
             name = f"{layout} {architecture.model_type}"
             write_native(folder / name, model, tokenizer, config, architecture)
             found[name] = folder / name, model
+        if fla and fla_type(model)[0]:
+            write_flash_linear_attention(folder / f"{layout} fla", model, tokenizer, config)
+            found[f"{layout} fla"] = folder / f"{layout} fla", model
     return found
 
 
 def bf16_errors(
-    exports: dict[str, tuple[Path, Decoder]], tokenizer: PreTrainedTokenizerBase, sys_path: Sequence[str]
+    exports: dict[str, tuple[Path, Decoder]], tokenizer: PreTrainedTokenizerBase, sys_path: Sequence[str], device: str
 ) -> dict[str, tuple[float, float]]:
     """Largest error of logits against fp64, as a share of the largest logit: of each export, and of its model."""
     every_case = make_cases(tokenizer, sample_text(), LENGTHS)
@@ -69,7 +75,8 @@ def bf16_errors(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "text.txt").write_text("")
-        write_request(folder, {name: path for name, (path, _) in exports.items()}, cases, sys_path, "bfloat16")
+        paths = {name: path for name, (path, _) in exports.items()}
+        write_request(folder, paths, cases, sys_path, "bfloat16", device)
         run_load_check(folder)
         answers = {name: load_file(folder / f"{name}.answer.safetensors") for name in exports}
     errors = {}
@@ -101,13 +108,16 @@ def main(words: Sequence[str] | None = None) -> int:
     """Print the table. Returns 1 where an export fails, or is less exact in bf16 than it should be."""
     parser = argparse.ArgumentParser(prog="python -m llm.export.matrix", description=__doc__)
     parser.add_argument("--transformers", metavar="FOLDER", help="use the transformers that pip put here (--target)")
-    sys_path = [folder for folder in [parser.parse_args(words).transformers] if folder]
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where the exports run")
+    options = parser.parse_args(words)
+    sys_path = [folder for folder in [options.transformers] if folder]
+    fla = options.device == "cuda" and importlib.util.find_spec("fla") is not None
     tokenizer = load_tokenizer("bundled:tokenizer")
     with tempfile.TemporaryDirectory() as name:
-        exports = make_exports(Path(name), tokenizer)
+        exports = make_exports(Path(name), tokenizer, fla=fla)
         paths, models = ({name: pair[i] for name, pair in exports.items()} for i in (0, 1))
-        parities = check_exports(paths, models, tokenizer, lengths=LENGTHS, sys_path=sys_path)
-        errors = bf16_errors(exports, tokenizer, sys_path)
+        parities = check_exports(paths, models, tokenizer, lengths=LENGTHS, sys_path=sys_path, device=options.device)
+        errors = bf16_errors(exports, tokenizer, sys_path, options.device)
     print("\n".join(lines(parities, errors)))
     failed = [f"{name}: {what}" for name, parity in parities.items() for what in parity.failures()]
     failed += [f"{name}: bf16 error {e:.1e}, own {own:.1e}" for name, (e, own) in errors.items() if e > LIMIT * own]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,10 +87,12 @@ def check_exports(
     *,
     lengths: Sequence[int] = LENGTHS,
     sys_path: Sequence[str] = (),
+    device: str = "cpu",
 ) -> dict[str, Parity]:
     """The parity of several exports, all loaded in one fresh process that cannot import the project.
 
-    `lengths` of rows of random tokens; `sys_path`: folders before all others there, as of another transformers.
+    `lengths` of rows of random tokens; `sys_path`: folders before all others there, as of another transformers. The
+    exports run on `device`, the models on the CPU.
     """
     text = sample_text()
     every_case = make_cases(tokenizer, text, lengths)
@@ -97,7 +100,7 @@ def check_exports(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "text.txt").write_text(text, encoding="utf-8")
-        write_request(folder, exports, cases, sys_path)
+        write_request(folder, exports, cases, sys_path, device=device)
         run_load_check(folder)
         ids = tokenizer(text, verbose=False)["input_ids"]
         return {
@@ -118,14 +121,16 @@ def write_request(
     cases: Mapping[str, Cases],
     sys_path: Sequence[str] = (),
     dtype: str = "float32",
+    device: str = "cpu",
 ) -> None:
     """What `load_check` reads."""
     settings = {
         "blocked": sorted({*BLOCKED, *itertools.chain.from_iterable(map(_own_packages, exports.values()))}),
-        "sys_path": list(sys_path),
+        "sys_path": [*sys_path, *_homes(exports.values())],
         "threads": torch.get_num_threads(),
         "exports": {
-            name: {"path": str(path.resolve()), "dtype": dtype, **_how_to_run(path)} for name, path in exports.items()
+            name: {"path": str(path.resolve()), "dtype": dtype, **_how_to_run(path, device)}
+            for name, path in exports.items()
         },
     }
     (folder / "request.json").write_text(json.dumps(settings))
@@ -206,12 +211,18 @@ def _config(export: Path) -> dict:
     return json.loads((export / "config.json").read_text())
 
 
-def _how_to_run(export: Path) -> dict:
+def _how_to_run(export: Path, device: str) -> dict:
     """What an export needs besides transformers: flash-linear-attention's models a GPU, and itself imported."""
     config = _config(export)
     theirs = config["model_type"] in {t.model_type for t in TYPES}
-    where = {"imports": ["fla"], "device": "cuda"} if theirs else {"imports": [], "device": "cpu"}
+    where = {"imports": ["fla"], "device": "cuda"} if theirs else {"imports": [], "device": device}
     return {"cache": config.get("use_cache", True), **where}
+
+
+def _homes(exports: Iterable[Path]) -> set[str]:
+    """Folders of the packages that exports import: the fresh process knows no PYTHONPATH."""
+    modules = {module for export in exports for module in _how_to_run(export, "cpu")["imports"]}
+    return {str(Path(spec.origin).parents[1]) for m in modules if (spec := importlib.util.find_spec(m)) is not None}
 
 
 def supported(cases: Cases, export: Path) -> Cases:

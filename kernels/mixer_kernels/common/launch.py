@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import functools
-import json
+import hashlib
 import warnings
-from importlib import resources
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mixer_kernels.common.stored import stored_configurations
+
 
 @functools.cache
 def configurations(op: str) -> dict[str, Any]:
     """The operator's `configs.json`: per kernel, element size and K the block sizes, warps and pipeline stages."""
-    return json.loads(resources.files(f"mixer_kernels.{op}").joinpath("configs.json").read_text())
+    return stored_configurations(op)
+
+
+def operator_name(name: str) -> str:
+    """The name under which torch knows a custom operator.
+
+    A process may hold copies of this package beside it, inside exported models: each has a namespace of its own.
+    """
+    home = (__package__ or "").removesuffix(".common")
+    if home == "mixer_kernels":
+        return f"mixer_kernels::{name}"
+    return f"mixer_kernels_{hashlib.sha256(__name__.encode()).hexdigest()[:12]}::{name}"
 
 
 def configuration(op: str, kernel: str, like: Tensor, key_dim: int, value_dim: int) -> dict[str, int]:

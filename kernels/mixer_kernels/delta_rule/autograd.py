@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from mixer_kernels.common.launch import configuration
+from mixer_kernels.common.launch import configuration, operator_name
 from mixer_kernels.common.sizes import CHUNK, Sizes
 from mixer_kernels.delta_rule import backward as backward_kernels
 from mixer_kernels.delta_rule import forward as forward_kernels
@@ -71,7 +71,7 @@ def delta_rule_triton(
     return forward_op(q, k, v, g, beta, row_start, initial_state, scale, save)[:2]
 
 
-@torch.library.custom_op("mixer_kernels::delta_rule_forward", mutates_args=())
+@torch.library.custom_op(operator_name("delta_rule_forward"), mutates_args=())
 def forward_op(
     q: Tensor,
     k: Tensor,
@@ -115,7 +115,7 @@ def _(
     return v.new_empty(v.shape), v.new_empty(s.state, dtype=torch.float32), *Saved.empty(q, s, save)
 
 
-@torch.library.custom_op("mixer_kernels::delta_rule_backward", mutates_args=())
+@torch.library.custom_op(operator_name("delta_rule_backward"), mutates_args=())
 def backward_op(
     do: Tensor,
     dfinal: Tensor,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mixer_kernels.common.launch import configuration, processors
+from mixer_kernels.common.launch import configuration, operator_name, processors
 from mixer_kernels.common.sizes import CHUNK, Sizes
 from mixer_kernels.linear_attention import backward as backward_kernels
 from mixer_kernels.linear_attention import forward as forward_kernels
@@ -66,7 +66,7 @@ def linear_attention_triton(
     return forward_op(q, k, v, g, row_start, initial_state, scale, save)[:2]
 
 
-@torch.library.custom_op("mixer_kernels::linear_attention_forward", mutates_args=())
+@torch.library.custom_op(operator_name("linear_attention_forward"), mutates_args=())
 def forward_op(
     q: Tensor,
     k: Tensor,
@@ -103,7 +103,7 @@ def _(
     return o, final, *Saved.empty(q, s, save)
 
 
-@torch.library.custom_op("mixer_kernels::linear_attention_backward", mutates_args=())
+@torch.library.custom_op(operator_name("linear_attention_backward"), mutates_args=())
 def backward_op(
     do: Tensor,
     dfinal: Tensor,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixer_kernels.common.launch import configuration
+from mixer_kernels.common.launch import configuration, operator_name
 
 
 @triton.jit(do_not_specialize=["scale"])
@@ -32,7 +32,7 @@ def update(
     tl.store(new + tile, S)
 
 
-@torch.library.custom_op("mixer_kernels::linear_attention_step", mutates_args=())
+@torch.library.custom_op(operator_name("linear_attention_step"), mutates_args=())
 def step_triton(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:

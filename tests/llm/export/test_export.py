@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,23 @@ def test_sixteen_bits_keep_small_parameters_in_fp32(layout, exported):
     model.train()
     model(ids, labels=ids).loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_kernels_go_along(exported):
+    """Two exports in one process run their own copies of the Triton kernels, under names of their own."""
+    root, models = exported
+    ids, operators = torch.randint(4000, (1, 70)), set()
+    for layout in ("gla", "gdn"):
+        model = load(root / layout)
+        for block in model.model.layers:
+            block.mixer.impl = "triton"
+        expected = models[layout].logits(models[layout](ids).hidden)
+        torch.testing.assert_close(model(ids, use_cache=False).logits, expected, atol=1e-4, rtol=1e-4)
+        home = type(model).__module__.rpartition(".")[0]
+        loaded = {name: module for name, module in sys.modules.items() if name.startswith(home)}
+        operators |= {m.forward_op._qualname for name, m in loaded.items() if name.endswith("_autograd")}
+    assert len(operators) == 2
+    assert not any(name.startswith("mixer_kernels::") for name in operators)
 
 
 @pytest.mark.parametrize("which", ["softmax", "elsewhere"])
