@@ -12,6 +12,8 @@ from typing import Any
 from llm.config import TrainConfig
 from llm.layout import layer_names
 
+SCHEMA_VERSION = 1  # of config.yaml in a run folder
+
 
 def identity(config: TrainConfig) -> dict[str, Any]:
     """The settings that decide a run's result, flat and dotted; how it is run, watched and saved is left out.

@@ -29,10 +29,9 @@ from llm.checkpoint import Checkpoints
 from llm.config import TrainConfig
 from llm.durable import replace_file
 from llm.errors import UserError
-from llm.identity import default_run_dir, differences, identity
+from llm.identity import SCHEMA_VERSION, default_run_dir, differences, identity
 from llm.runlock import RunLock
 
-SCHEMA_VERSION = 1
 REPORTED_PACKAGES = ("torch", "triton", "accelerate", "transformers", "tokenizers", "datasets", "numpy", "safetensors")
 
 
