@@ -37,6 +37,7 @@ def build_model(config: TrainConfig, vocab_size: int, device: torch.device | str
             tie_embeddings=sizes.tie_embeddings,
             norm_eps=sizes.norm_eps,
             init_std=sizes.init_std,
+            checkpointing=config.activation_checkpointing,
         )
     if build_on == "cpu":
         with torch.random.fork_rng(devices=[]):

@@ -141,7 +141,9 @@ class OptimConfig:
 
     name: str = option("name of the optimizer, used in run names")
     lr: float = option("peak learning rate", low=0)
-    weight_decay: float = option("decay of matrices and convolutions; norms, biases, A_log, dt_bias have none", 0.1, low=0)
+    weight_decay: float = option(
+        "decay of matrices and convolutions; norms, biases, A_log, dt_bias have none", 0.1, low=0
+    )
     embedding_weight_decay: float = option("decay of the embedding and the output head", 0.0, low=0)
     clip: float | None = option("largest norm of the gradient; null: no clipping", 1.0, above=0)
     optimizer: dict[str, Any] = option("class of the optimizer and its settings", {})
@@ -205,6 +207,12 @@ class TrainConfig:
     batch_tokens: int = option("tokens an optimizer step, over all devices", low=1)
     micro_batch: int | None = option(
         "rows a device at a time; accumulation follows; null: all rows of a step at once", None, free=True, low=1
+    )
+    activation_checkpointing: str = option(
+        "compute again in backward rather than keep: none; selective: MLPs and what is cheap; full: whole blocks",
+        "none",
+        free=True,
+        choices=("none", "selective", "full"),
     )
     seed: int = option("seed of the weights", 0, low=0, high=LARGEST_SEED)
     resume: str = option(

@@ -30,6 +30,7 @@ class Decoder(nn.Module):
 
     `vocab_size` is the tokenizer's; embedding and head have it padded to a multiple of 128, and the padded entries take
     no part in loss or sampling. The head's matrix product belongs to the loss (`llm/loss.py`), or to `logits`.
+    `checkpointing` of activations: see `Block`.
     """
 
     def __init__(
@@ -42,12 +43,13 @@ class Decoder(nn.Module):
         tie_embeddings: bool = False,
         norm_eps: float = 1e-6,
         init_std: float = 0.02,
+        checkpointing: str = "none",
     ) -> None:
         super().__init__()
         self.vocab_size, self.init_std = vocab_size, init_std
         self.padded_vocab_size = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.embeddings = nn.Embedding(self.padded_vocab_size, d_model)
-        self.layers = nn.ModuleList(Block(d_model, mixer, mlp_width, norm_eps) for mixer in mixers)
+        self.layers = nn.ModuleList(Block(d_model, mixer, mlp_width, norm_eps, checkpointing) for mixer in mixers)
         self.norm = nn.RMSNorm(d_model, eps=norm_eps)
         self.lm_head = nn.Linear(d_model, self.padded_vocab_size, bias=False)
         if tie_embeddings:
