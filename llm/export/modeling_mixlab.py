@@ -16,6 +16,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from llm.export.targets import find_class
 from llm.mixers.base import MixerState, TokenMixer
 from llm.model.decoder import Decoder
+from llm.model.recompute import FULL, NONE
 from llm.model.room import with_room
 from mixer_kernels.segments import Segments
 
@@ -127,6 +128,7 @@ class MixlabForCausalLM(PreTrainedModel, GenerationMixin):
     _no_split_modules = ("Block",)
     _skip_keys_device_placement = ("past_key_values", "cache")
     _tied_weights_keys = {"model.lm_head.weight": "model.embeddings.weight"}  # noqa: RUF012
+    supports_gradient_checkpointing = True
     _is_stateful = True  # the state cannot be rolled back, as assisted decoding would
 
     def __init__(self, config: MixlabConfig) -> None:
@@ -217,6 +219,12 @@ class MixlabForCausalLM(PreTrainedModel, GenerationMixin):
         if weight.dtype not in (torch.bfloat16, torch.float16):
             return contextlib.nullcontext()
         return torch.autocast(weight.device.type, dtype=weight.dtype)
+
+    def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
+        """Blocks keep their inputs alone and compute the rest again in backward; called by transformers."""
+        self.gradient_checkpointing = enable
+        for block in self.model.layers:
+            block.checkpointing = FULL if enable else NONE
 
     @torch.no_grad()
     def initialize_weights(self) -> None:

@@ -29,7 +29,7 @@ def recomputed(function: Callable[[Tensor], Any], x: Tensor, *, keep_products: b
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     namespace, _, name = operator.name().partition("::")
     name = name.partition(".")[0] or namespace
-    dear = namespace == OPERATORS or name in PRODUCTS or "attention" in name or "attn" in name
+    dear = namespace.startswith(OPERATORS) or name in PRODUCTS or "attention" in name or "attn" in name
     return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from llm.build import build_model
 from llm.compose import compose
@@ -160,6 +160,45 @@ def test_saves_itself_again(which, exported, tmp_path):
     assert again(ids).logits.equal(first(ids).logits)
     tied = models[which].lm_head.weight is models[which].embeddings.weight
     assert (again.model.lm_head.weight is again.model.embeddings.weight) == tied
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(exported):
+    root, _ = exported
+    ids, found = torch.randint(4000, (2, 20)), []
+    for checkpointing in (False, True):
+        model = load(root / "hybrid_gdn_1to1").train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        assert model.model.layers[0].checkpointing == ("full" if checkpointing else "none")
+        model(ids, labels=ids).loss.backward()
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*found)
+
+
+def test_the_trainer_of_transformers_tunes_it(exported, tmp_path):
+    root, _ = exported
+    ids = torch.randint(4000, (4, 20))
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=8, learning_rate=1e-2, per_device_train_batch_size=4, report_to=[],
+        use_cpu=True, save_strategy="no", logging_steps=1, gradient_checkpointing=True, disable_tqdm=True,
+    )  # fmt: skip
+    data = [{"input_ids": row, "labels": row} for row in ids]
+    trainer = Trainer(load(root / "gdn").train(), arguments, train_dataset=data)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < losses[0] - 1
+
+
+def test_low_rank_adapters_learn(exported):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    root, _ = exported
+    adapted = peft.get_peft_model(load(root / "kda").train(), peft.LoraConfig(target_modules=["q_proj", "v_proj"]))
+    ids = torch.randint(4000, (2, 20))
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    grads = {name: p.grad for name, p in adapted.named_parameters() if p.requires_grad}
+    assert grads
+    assert all("lora_" in name for name in grads)
+    assert all(grad.any() for name, grad in grads.items() if "lora_B" in name)
 
 
 def test_loss_is_that_of_transformers(exported):
