@@ -37,7 +37,6 @@ class RecurrentMixer(TokenMixer):
     operator_step: Operator
     # matrix products with the state for each token and head, each 2 K V FLOPs
     state_products: int
-    stride = 1  # micro-steps a token, see `mixer_kernels.delta_rule`
     counts_positions = False  # the state holds the position of the next token
 
     def __init__(
@@ -86,7 +85,8 @@ class RecurrentMixer(TokenMixer):
     def operands(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
         """What the operator takes, by name, from the input x [.., D] and q, k [.., H, K], v [.., H, V].
 
-        The leading dimensions are [B, T] in `forward` and [B] in `step`.
+        The leading dimensions are [B, T] in `forward` and [B] in `step`. Where a token has n micro-steps, all but q
+        have them as an axis before the heads.
         """
         raise NotImplementedError
 
@@ -107,9 +107,7 @@ class RecurrentMixer(TokenMixer):
     def recur(self, walk: Walk, operands: dict[str, Tensor]) -> Tensor:
         """The operator over the state ``recurrent``: o [.., H, V]."""
         kind = type(self)
-        return walk.recur(
-            "recurrent", kind.operator, kind.operator_step, stride=self.stride, impl=self.impl, **operands
-        )
+        return walk.recur("recurrent", kind.operator, kind.operator_step, impl=self.impl, **operands)
 
     def readout(self, o: Tensor, x: Tensor) -> Tensor:
         """Normalise each head of o [.., H, V], gate by x, project: [.., D]."""

@@ -8,6 +8,7 @@ for one token: anything that acts on trailing axes. So `forward` and `step` cann
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,18 +31,19 @@ class Walk:
         self.state: MixerState = state
         self.new_state: MixerState = {}
 
-    def recur(self, name: str, operator: Operator, step: Operator, *, stride: int = 1, **operands: object) -> Tensor:
+    def recur(self, name: str, operator: Operator, step: Operator, **operands: Any) -> Tensor:
         """An operator of `mixer_kernels` (and its step) with the state `name` [B, HV, K, V]: o [.., HV, V].
 
-        With `stride` above 1 all operands but q have their micro-steps as an axis before the heads: [.., n, H, K].
+        Where tokens have n micro-steps (`stride` of the delta rule), all operands but q have them as an axis before the
+        heads: k [.., n, H, K].
         """
         raise NotImplementedError
 
-    def linear_attention(self, name: str, **operands: object) -> Tensor:
+    def linear_attention(self, name: str, **operands: Any) -> Tensor:
         """`mixer_kernels.linear_attention` with the state `name`."""
         return self.recur(name, linear_attention, linear_attention_step, **operands)
 
-    def delta_rule(self, name: str, **operands: object) -> Tensor:
+    def delta_rule(self, name: str, **operands: Any) -> Tensor:
         """`mixer_kernels.delta_rule` with the state `name`."""
         return self.recur(name, delta_rule, delta_rule_step, **operands)
 
@@ -69,10 +71,11 @@ class Rows(Walk):
         super().__init__(state or {})
         self.segments = segments
 
-    def recur(self, name: str, operator: Operator, step: Operator, *, stride: int = 1, **operands: object) -> Tensor:
-        if stride > 1:  # [B, T, n, ...] -> [B, T n, ...]
-            micro = {key: x.flatten(1, 2) for key, x in operands.items() if key in MICRO_STEPPED}
-            operands = operands | micro | {"stride": stride}
+    def recur(self, name: str, operator: Operator, step: Operator, **operands: Any) -> Tensor:
+        if _micro_stepped(operands):  # [B, T, n, ...] -> [B, T n, ...]
+            stride = operands["k"].shape[2]
+            operands |= {key: operands[key].flatten(1, 2) for key in MICRO_STEPPED if key in operands}
+            operands["stride"] = stride
         o, self.new_state[name] = operator(**operands, segments=self.segments, initial_state=self.state.get(name))
         return o
 
@@ -106,9 +109,12 @@ class Rows(Walk):
 class OneToken(Walk):
     """One more token of each row: tensors are [B, ...], and every entry of the state is there."""
 
-    def recur(self, name: str, operator: Operator, step: Operator, *, stride: int = 1, **operands: object) -> Tensor:
-        if stride > 1:
-            operands = operands | {"stride": stride}
+    def recur(self, name: str, operator: Operator, step: Operator, **operands: Any) -> Tensor:
+        if _micro_stepped(operands):  # [B, n, ...], without n where it is 1
+            stride = operands["k"].shape[1]
+            given = {key: operands[key] for key in MICRO_STEPPED if key in operands}
+            operands |= given if stride > 1 else {key: x.squeeze(1) for key, x in given.items()}
+            operands["stride"] = stride
         o, self.new_state[name] = step(**operands, state=self.state[name])
         return o
 
@@ -127,3 +133,7 @@ class OneToken(Walk):
     def positions(self, name: str = "position") -> Tensor:
         self.new_state[name] = self.state[name] + 1
         return self.state[name]
+
+
+def _micro_stepped(operands: dict[str, Any]) -> bool:
+    return operands["k"].ndim > operands["q"].ndim
