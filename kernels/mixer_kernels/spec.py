@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mixer_kernels.segments import Segments
+
 
 @dataclass(frozen=True)
 class Case:
@@ -74,6 +76,25 @@ def token(inputs: Mapping[str, Any], index: int) -> dict[str, Any]:
     """The inputs of one token as `step` takes them: no token axis, unless there are several rows a token."""
     one = span(inputs, index, index + 1)
     return {name: x.squeeze(1) if isinstance(x, Tensor) else x for name, x in one.items()}
+
+
+def tiled(inputs: Mapping[str, Any], copies: int, axis: int) -> dict[str, Any]:
+    """The same rows again and again: as more rows (axis 0), or one after the other as documents of a row (axis 1)."""
+    row_start = inputs["segments"].row_start
+    shift = row_start.shape[1] * torch.arange(copies, device=row_start.device, dtype=row_start.dtype) * axis
+    starts = (row_start + shift[:, None, None]).movedim(0, axis).reshape(*_times(row_start, copies, axis))
+
+    def again(name: str, x: Any) -> Any:
+        if not isinstance(x, Tensor) or (name == "initial_state" and axis == 1):
+            return x
+        repeats = [copies if i == axis else 1 for i in range(x.ndim)]
+        return x.detach().repeat(repeats).requires_grad_(x.requires_grad)
+
+    return {name: again(name, x) for name, x in inputs.items()} | {"segments": Segments(starts)}
+
+
+def _times(x: Tensor, copies: int, axis: int) -> list[int]:
+    return [n * copies if i == axis else n for i, n in enumerate(x.shape)]
 
 
 def all_specs() -> dict[str, OperatorSpec]:

@@ -17,9 +17,11 @@ class Draw:
 
     def __init__(self, seed: int, device: torch.device | str) -> None:
         self.generator = torch.Generator().manual_seed(seed)
-        self.device = device
+        self.device = torch.device(device)
 
     def __call__(self, *shape: int) -> Tensor:
+        if self.device.type == "meta":
+            return torch.empty(*shape, device="meta")
         return torch.randn(*shape, generator=self.generator).to(self.device)
 
 
