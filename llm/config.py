@@ -224,6 +224,7 @@ class TrainConfig:
     init_from: str | None = option("RUN or RUN@STEP whose weights to start from, with a new schedule", None)
     dry_run: bool = option("print what would run (parameters, FLOPs, memory, tokens) and stop", False, free=True)
     deterministic: bool = option("bitwise reproducible on a GPU too, slower", False)
+    compile: bool | None = option("torch.compile the blocks; null: on a GPU", None, free=True)
     profile: bool = option("write a profiler trace of a few steps into the run", False, free=True)
     max_wall_time: str | None = option(
         "save and stop cleanly before this long has passed: 3600, 90m or 11h30m", None, free=True

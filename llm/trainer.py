@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from llm.checkpoint import load_checkpoint
+from llm.compiling import compile_blocks, compiled_graphs, compiles, uncompiled
 from llm.config import TrainConfig
 from llm.data import HeldOut, Loader, Rows, batches, merge_states, validation_batches
 from llm.data.batch import IGNORED, Batch
@@ -82,6 +83,9 @@ class Trainer:
         self.loggers = Loggers(_with_jsonl(loggers) if accelerator.is_main_process else [])
 
         self.model = model.to(self.device)
+        self.compiled = compiles(config.compile, self.device)
+        if self.compiled:
+            compile_blocks(model)
         self.objective = accelerator.prepare_model(NextTokenLoss(model))
         self.state = TrainState(model, optimizer, window=LossWindow(self.device))
         self.batches: Loader | None = None
@@ -243,13 +247,14 @@ class Trainer:
             **self.rows.progress(merge_states(gather_object([self.data_state]))),
             **self.throughput.report(steps_left=self.steps - self.state.step),
             "memory_gib": peak_memory(self.device),
+            **({"compiled_graphs": compiled_graphs()} if self.compiled else {}),
         }
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float] | None:
         """Loss, perplexity and accuracy of every validation set; None when a stop was asked for meanwhile."""
         values = {}
-        with self.clock.paused(), _evaluating(self.objective):
+        with self.clock.paused(), _evaluating(self.objective), uncompiled():
             for name, held_out in self.validation.items():
                 means = self._validate(held_out)
                 if means is None:

@@ -13,7 +13,8 @@ from llm.model.precision import widen
 
 def log_decay(x: Tensor, A_log: Tensor, dt_bias: Tensor) -> Tensor:
     """``-exp(A_log) * softplus(x + dt_bias)``, in at least fp32: the logarithm of the decay of one step, <= 0."""
-    return -widen(A_log).exp() * F.softplus(widen(x) + widen(dt_bias))
+    # -softplus(y) as logsigmoid(-y): torch.compile's eager backend gets the strides of softplus's gradient wrong
+    return widen(A_log).exp() * F.logsigmoid(-(widen(x) + widen(dt_bias)))
 
 
 def bounded_log_decay(x: Tensor, A_log: Tensor, dt_bias: Tensor, lower_bound: float) -> Tensor:

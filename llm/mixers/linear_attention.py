@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 from llm.mixers.recurrent import RecurrentMixer
@@ -30,7 +30,7 @@ class LinearAttention(RecurrentMixer):
         head_k_dim: int = 128,
         expand_v: float = 2.0,
         num_heads: int | None = None,
-        conv_size: int | None = None,
+        conv_size: int | None = 4,
         norm_eps: float = 1e-6,
         impl: str = "auto",
     ) -> None:
@@ -41,4 +41,9 @@ class LinearAttention(RecurrentMixer):
         )  # fmt: skip
 
     def operands(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
-        return {"q": F.elu(q) + 1, "k": F.elu(k) + 1, "v": v}
+        return {"q": _feature(q), "k": _feature(k), "v": v}
+
+
+def _feature(x: Tensor) -> Tensor:
+    """elu(x) + 1."""
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())

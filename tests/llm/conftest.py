@@ -54,8 +54,9 @@ LAYOUTS = [*MIXERS, *(f"hybrid_{name}_1to1" for name in MIXERS if name != "softm
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`mixer_name`: every mixer, with variants. `layout`: every mixer, and every one in a hybrid."""
-    for argument, values in (("mixer_name", MIXERS + VARIANTS), ("layout", LAYOUTS)):
+    """`mixer_name`: every mixer, with variants. `layout`: every mixer, and every one in a hybrid. `hybrid`: the latter."""
+    hybrids = [name for name in LAYOUTS if name not in MIXERS]
+    for argument, values in (("mixer_name", MIXERS + VARIANTS), ("layout", LAYOUTS), ("hybrid", hybrids)):
         if argument in metafunc.fixturenames:
             metafunc.parametrize(argument, values)
 
