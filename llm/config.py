@@ -208,6 +208,15 @@ class TrainConfig:
     micro_batch: int | None = option(
         "rows a device at a time; accumulation follows; null: all rows of a step at once", None, free=True, low=1
     )
+    parallel: str = option(
+        "several processes: ddp, each has all weights; fsdp, weights are sharded; hsdp, sharded within groups",
+        "ddp",
+        free=True,
+        choices=("ddp", "fsdp", "hsdp"),
+    )
+    shard_over: int | None = option(
+        "parallel=hsdp: processes that share one copy of the weights; null: those of a machine", None, free=True, low=1
+    )
     activation_checkpointing: str = option(
         "compute again in backward rather than keep: none; selective: MLPs and what is cheap; full: whole blocks",
         "none",

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import AdamW, Optimizer
+
+from llm.sharding import shard_like, whole
 
 STACK_ELEMENTS = (
     2**27
@@ -40,9 +41,9 @@ class Muon(torch.optim.Muon):
         momenta = [self.state[p]["momentum_buffer"] for p in params]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         steps = torch._foreach_lerp(gradients, momenta, group["momentum"]) if group["nesterov"] else momenta
-        whole_NAB = torch.stack([_whole(step).bfloat16() for step in steps])
+        whole_NAB = torch.stack([whole(step).bfloat16() for step in steps])
         directions_NAB = orthogonalise(whole_NAB, group["ns_coefficients"], group["ns_steps"], group["eps"])
-        directions = [_sharded_like(p, x) for p, x in zip(params, directions_NAB.to(params[0].dtype), strict=True)]
+        directions = [shard_like(p, x) for p, x in zip(params, directions_NAB.to(params[0].dtype), strict=True)]
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(params, directions, alpha=-group["lr"] * _rate(params[0].shape, group["adjust_lr_fn"]))
 
@@ -130,14 +131,3 @@ def _rate(shape: torch.Size, adjust_lr_fn: str | None) -> float:
     """What the learning rate of a matrix of this shape is multiplied by; the names are torch's."""
     rows, columns = shape
     return 0.2 * max(rows, columns) ** 0.5 if adjust_lr_fn == "match_rms_adamw" else max(1, rows / columns) ** 0.5
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _sharded_like(param: Tensor, whole: Tensor) -> Tensor:
-    """This rank's part of a tensor that every rank has whole; nothing is sent."""
-    if not isinstance(param, DTensor):
-        return whole
-    return distribute_tensor(whole, param.device_mesh, param.placements, src_data_rank=None)

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from llm.config import OptimConfig
 from llm.errors import UserError
+from llm.sharding import shard_like
 
 UNDECAYED_NAMES = ("bias", "A_log", "dt_bias")  # last part of a parameter's name; 1-D parameters have no decay either
 
@@ -78,7 +79,10 @@ def set_learning_rate(optimizer: Optimizer, share: float) -> None:
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The state of every parameter as ``'<entry>/<parameter name>'`` -> tensor; empty before the first step."""
+    """The state of every parameter as ``'<entry>/<parameter name>'`` -> tensor; empty before the first step.
+
+    What belongs to a sharded parameter is sharded too.
+    """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         f"{entry}/{names[id(parameter)]}": value
@@ -88,15 +92,19 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
 
 
 def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Take back what `optimizer_tensors` gave, whatever the order of the groups was then."""
+    """Take back what `optimizer_tensors` gave, gathered, whatever order of groups and sharding there was then."""
+    parameters = dict(model.named_parameters())
     state_of: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         entry, name = key.split("/", 1)
         state_of.setdefault(name, {})[entry] = value
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in parameters.items()}
     ordered = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     unknown = state_of.keys() - set(ordered)
     if unknown:
         raise ValueError(f"the optimizer state has parameters that the model lacks: {', '.join(sorted(unknown))}")
+    for name, entries in state_of.items():
+        like = parameters[name]
+        state_of[name] = {e: shard_like(like, v) if v.shape == like.shape else v for e, v in entries.items()}
     state = {index: state_of[name] for index, name in enumerate(ordered) if name in state_of}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

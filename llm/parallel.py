@@ -1,14 +1,20 @@
-"""The processes of a run: how accelerate is set up, and how ranks agree."""
+"""The processes of a run: how accelerate is set up, where the weights lie, and how ranks agree."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from llm.config import TrainConfig
+from llm.errors import UserError
 
 
 def build_accelerator(config: TrainConfig) -> Accelerator:
@@ -30,6 +36,65 @@ def make_deterministic() -> None:
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     torch._inductor.config.deterministic = True
+
+
+def distribute(objective: nn.Module, config: TrainConfig, accelerator: Accelerator) -> nn.Module:
+    """`objective` (a `NextTokenLoss`) on its device, under autocast, as `config.parallel` has it:
+
+    ddp   every process has all weights
+    fsdp  weights, gradients and optimizer state are sharded over all processes (FSDP2), gathered block by block for use
+    hsdp  sharded over `config.shard_over` processes (null: those of one machine), copied between such groups
+
+    Build the optimizer afterwards: sharding replaces the parameters. One process has nothing to share.
+    """
+    objective.to(accelerator.device)
+    if config.parallel == "ddp" or accelerator.num_processes == 1:
+        return accelerator.prepare_model(objective)
+    # accelerate itself would leave FSDP2 out on a CPU without a word; done here, it is tested there
+    _shard(objective, _mesh(config, accelerator))
+    return accelerator.prepare_model(objective, device_placement=False, evaluation_mode=True)  # autocast, no DDP
+
+
+def _shard(objective: nn.Module, mesh: DeviceMesh) -> None:
+    # weights stay fp32 and autocast makes the casts, as under DDP; the sums of gradients are fp32
+    policy = MixedPrecisionPolicy(param_dtype=None, reduce_dtype=torch.float32)
+    for block in objective.decoder.layers:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(objective, mesh=mesh, mp_policy=policy)  # embedding, last norm and head stay whole through a step
+
+
+def _mesh(config: TrainConfig, accelerator: Accelerator) -> DeviceMesh:
+    processes, kind = accelerator.num_processes, accelerator.device.type
+    if config.parallel == "fsdp":
+        return init_device_mesh(kind, (processes,), mesh_dim_names=("shard",))
+    shards = config.shard_over or int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    if processes % shards:
+        raise UserError(f"shard_over={shards}: does not divide the {processes} processes. Choose a divisor.")
+    return init_device_mesh(kind, (processes // shards, shards), mesh_dim_names=("copy", "shard"))
+
+
+@contextmanager
+def last_pass(objective: nn.Module, last: bool, accelerator: Accelerator) -> Iterator[None]:
+    """Ranks exchange gradients in the last backward pass of a step only."""
+    if isinstance(objective, FSDPModule):
+        objective.set_requires_gradient_sync(last)
+        yield
+    else:
+        with nullcontext() if last else accelerator.no_sync(objective):
+            yield
+
+
+@contextmanager
+def outer_weights(objective: nn.Module) -> Iterator[None]:
+    """Within it, parts of `objective` outside its blocks can be called without it; every rank has to enter."""
+    sharded = isinstance(objective, FSDPModule)
+    if sharded:
+        objective.unshard()
+    try:
+        yield
+    finally:
+        if sharded:
+            objective.reshard()
 
 
 class Agreement:

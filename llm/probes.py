@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from llm.data.batch import Batch
+from llm.sharding import whole
 
 LAYER = re.compile(r"layers\.\d+")
 
@@ -21,7 +22,9 @@ def gradient_norms(decoder: nn.Module) -> dict[str, float]:
         if parameter.grad is not None:
             layer = LAYER.match(name)
             parts.setdefault(layer[0] if layer else name.split(".")[0], []).append(parameter.grad)
-    return _numbers({f"grad_norm/{part}": nn.utils.get_total_norm(gradients) for part, gradients in parts.items()})
+    return _numbers(
+        {f"grad_norm/{part}": whole(nn.utils.get_total_norm(gradients)) for part, gradients in parts.items()}
+    )
 
 
 @torch.no_grad()

@@ -11,9 +11,10 @@ from llm.config import TrainConfig
 from llm.data import HeldOutRows, training_rows, validation_sets
 from llm.identity import mixer_label
 from llm.layout import describe_layout, layer_names
+from llm.loss import NextTokenLoss
 from llm.model.decoder import Decoder
 from llm.optim import build_optimizer
-from llm.parallel import build_accelerator
+from llm.parallel import build_accelerator, distribute
 from llm.plan import StepPlan
 from llm.report import model_facts, report, size_warnings
 from llm.runfolder import RunFolder, open_run
@@ -50,8 +51,9 @@ def train(config: TrainConfig) -> int:
             run.record_model(model_facts(config, sketch))
             announce(config, sketch, run, validation, accelerator.device)
         model = build_model(config, vocab_size)
+        objective = distribute(NextTokenLoss(model), config, accelerator)
         optimizer = build_optimizer(config.optim, model, build_leaf)
-        summary = Trainer(config, model, optimizer, rows, validation, loggers, run, accelerator).fit()
+        summary = Trainer(config, model, objective, optimizer, rows, validation, loggers, run, accelerator).fit()
     finally:
         run.close()
     if accelerator.is_main_process:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from llm.checkpoint import Checkpoints, DamagedCheckpoint, Snapshot, load_weights
@@ -20,6 +19,7 @@ from llm.errors import UserError
 from llm.guard import SpikeDetector
 from llm.metrics import LossWindow
 from llm.optim import load_optimizer_tensors, optimizer_tensors
+from llm.sharding import shard_like, whole
 
 
 @dataclass
@@ -144,7 +144,7 @@ def load_model_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
             )
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(tensors[name])
+            tensor.copy_(shard_like(tensor, tensors[name]))
 
 
 def check_initial_weights(init_from: str) -> Path:
@@ -174,9 +174,9 @@ def _copies(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
     """Whole tensors on the CPU that later steps do not change, or nothing unless `keep`."""
     copies = {}
     for name, tensor in tensors.items():
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        gathered = whole(tensor.detach())
         if keep:
-            copies[name] = whole.detach().to("cpu", copy=True, non_blocking=True)
+            copies[name] = gathered.to("cpu", copy=True, non_blocking=True)
     return copies
 
 

@@ -3,15 +3,16 @@
     accelerator = build_accelerator(config)                     # llm.parallel; first of all, it may set up determinism
     run = open_run(config, main=accelerator.is_main_process)    # llm.runfolder; locks and checks the folder
     model = build_model(config, vocab_size)
+    objective = distribute(NextTokenLoss(model), config, accelerator)           # llm.parallel
     optimizer = build_optimizer(config.optim, model, build_leaf)
     rows, validation = training_rows(...), validation_sets(...)                 # llm.data
     loggers = [build_leaf(f"loggers.{name}", leaf) for name, leaf in config.loggers.items()]
-    summary = Trainer(config, model, optimizer, rows, validation, loggers, run, accelerator).fit()
+    summary = Trainer(config, model, objective, optimizer, rows, validation, loggers, run, accelerator).fit()
     sys.exit(summary.outcome.exit_code)
 
-The trainer moves the model to its device, continues from the newest checkpoint (or from `init_from`), trains, writes
-metrics and checkpoints, and closes the loggers and the run. It knows nothing about mixers: a model is something that
-`NextTokenLoss` can call and that has `flops(tokens, sum_len_squared)`.
+The trainer continues from the newest checkpoint (or from `init_from`), trains, writes metrics and checkpoints, and
+closes the loggers and the run. It knows nothing about mixers: a model is something that `NextTokenLoss` can call and
+that has `flops(tokens, sum_len_squared)`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -35,16 +36,16 @@ from llm.data import HeldOut, Loader, Rows, batches, merge_states, validation_ba
 from llm.data.batch import IGNORED, Batch
 from llm.guard import Guard, NonFiniteError, save_offending_batches
 from llm.loggers import JsonlLogger, Logger, Loggers
-from llm.loss import NextTokenLoss
 from llm.metrics import TIMINGS, TRAINING_FLOPS, Clock, LossWindow, Throughput, peak_memory, perplexity, sum_len_squared
 from llm.optim import set_learning_rate
-from llm.parallel import Agreement
+from llm.parallel import Agreement, last_pass, outer_weights
 from llm.plan import StepPlan
 from llm.probes import forward_statistics, gradient_norms
 from llm.profiling import profiler
 from llm.runfolder import RunFolder, plain_config
 from llm.saving import Saver
 from llm.schedules import build_schedule, total_steps
+from llm.sharding import whole
 from llm.state import TrainState, load_initial_weights, rng_tensors, seed_everything
 from llm.stopping import Outcome, StopSignals, WallTime
 
@@ -67,6 +68,7 @@ class Trainer:
         self,
         config: TrainConfig,
         model: nn.Module,
+        objective: nn.Module,
         optimizer: Optimizer,
         rows: Rows,
         validation: dict[str, HeldOut],
@@ -82,11 +84,10 @@ class Trainer:
         self.schedule = build_schedule(config.schedule, self.steps)
         self.loggers = Loggers(_with_jsonl(loggers) if accelerator.is_main_process else [])
 
-        self.model = model.to(self.device)
+        self.model, self.objective = model, objective
         self.compiled = compiles(config.compile, self.device)
         if self.compiled:
             compile_blocks(model)
-        self.objective = accelerator.prepare_model(NextTokenLoss(model))
         self.state = TrainState(model, optimizer, window=LossWindow(self.device))
         self.batches: Loader | None = None
         self.rolled_back_to: int | None = None
@@ -130,7 +131,7 @@ class Trainer:
         counted = self._total(sum((batch.targets != IGNORED).sum() for batch in micro_batches))
         loss = torch.zeros((), device=self.device)
         for batch in micro_batches:
-            with self._synchronised(batch is micro_batches[-1]):
+            with last_pass(self.objective, batch is micro_batches[-1], self.accelerator):
                 loss += self._forward_backward(batch.to(self.device), counted)
         self._probe(micro_batches[0])
         loss, grad_norm = self._total(loss), self._clip()
@@ -145,27 +146,23 @@ class Trainer:
         """Add this batch's share of the step's gradient; return its summed cross-entropy.
 
         Dividing by the targets of the whole step, over all passes and ranks, gives one loss curve however they are
-        shared out. DDP takes the mean over ranks, so the sum over ranks is world_size times that.
+        shared out. DDP and FSDP take the mean over ranks, so the sum over ranks is world_size times that.
         """
         sums = self.objective(batch)
         self.accelerator.backward(sums.objective * (self.world_size / counted.clamp(min=1)))
         return sums.cross_entropy
 
-    def _synchronised(self, last: bool) -> AbstractContextManager[None]:
-        """Ranks exchange gradients in the last pass of a step only."""
-        return nullcontext() if last else self.accelerator.no_sync(self.objective)
-
     def _probe(self, batch: Batch) -> None:
         every = self.config.probe_every
         if every and (self.state.step + 1) % every == 0:
-            with self.accelerator.autocast():
+            with self.accelerator.autocast(), outer_weights(self.objective):
                 statistics = forward_statistics(self.model, batch.to(self.device))
             self.state.probes = gradient_norms(self.model) | statistics
 
     def _clip(self) -> Tensor:
         """Scale the gradient down to `optim.clip` where it is longer; its norm before, over all parameters."""
         limit = float("inf") if self.config.optim.clip is None else self.config.optim.clip
-        return self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
+        return whole(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
 
     def _update(self) -> None:
         set_learning_rate(self.state.optimizer, self.schedule(self.state.step))
@@ -359,7 +356,7 @@ class Trainer:
 
     def _total(self, value: Tensor) -> Tensor:
         """Sum over the ranks."""
-        return self.accelerator.reduce(value.to(self.device), "sum")
+        return self.accelerator.reduce(value.to(self.device, non_blocking=True), "sum")
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

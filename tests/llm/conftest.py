@@ -6,19 +6,22 @@ import copy
 import functools
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from hydra.utils import get_class
 
 from llm.build import build_leaf, build_mixer, build_model
 from llm.checkpoint import Snapshot, write_checkpoint
 from llm.compose import compose
 from llm.data import training_rows, validation_sets
 from llm.loggers import Logger
+from llm.loss import NextTokenLoss
 from llm.optim import build_optimizer
-from llm.parallel import build_accelerator
+from llm.parallel import build_accelerator, distribute
 from llm.paths import configs_dir
 from llm.runfolder import RunFolder, open_run
 from llm.runs_equal import differences_of_runs, metrics_of
@@ -50,21 +53,55 @@ VARIANTS = [
     "gdn negative_eigenvalues=true conv_size=null",
     "kda gate_lower_bound=-5.0 negative_eigenvalues=true",
 ]
+
+
+def _quick_mixers() -> set[str]:
+    """Mixers that stand for the others in tests of what is around a mixer (export, generation, training, compiling).
+
+    Those that a shipped recipe trains, and of each other kind the first: mixers are of one kind if they have the same
+    `forward`, `step` and state, so that they differ in the computation of gates alone.
+    """
+    recipes = " ".join(p.read_text() for p in (configs_dir() / "experiment").glob("*.yaml"))
+    trained = {name for name in MIXERS if re.search(rf"\b{name}\b", recipes)}
+    kinds: dict[tuple[str, ...], str] = {}
+    for name in sorted(MIXERS, key=lambda name: name not in trained):
+        kinds.setdefault(_kind(name), name)
+    return trained | set(kinds.values())
+
+
+def _kind(name: str) -> tuple[str, ...]:
+    settings = yaml.safe_load((configs_dir() / "mixer" / f"{name}.yaml").read_text())["mixers"][name]
+    mixer = get_class(settings["_target_"])
+    parts = ("forward", "step", "mix", "recur", "init_state", "wide_state", "narrow_state")
+    return tuple(getattr(mixer, part).__qualname__ for part in parts if hasattr(mixer, part))
+
+
+QUICK = _quick_mixers()
+_QUICK_VARIANTS = {described for described in MIXERS + VARIANTS if described.split()[0] in QUICK}
 LAYOUTS = [*MIXERS, *(f"hybrid_{name}_1to1" for name in MIXERS if name != "softmax")]
+QUICK_LAYOUTS = {*QUICK, *(f"hybrid_{name}_1to1" for name in QUICK)}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`mixer_name`: every mixer, with variants. `layout`: every mixer, and every one in a hybrid. `hybrid`: the latter."""
-    hybrids = [name for name in LAYOUTS if name not in MIXERS]
-    for argument, values in (("mixer_name", MIXERS + VARIANTS), ("layout", LAYOUTS), ("hybrid", hybrids)):
+    """`mixer_name`: every mixer, with variants. `layout`: every mixer, and every one in a hybrid.
+
+    What is not among the quick ones is slow where it is a layout, and in tests marked `costly`.
+    """
+    costly = metafunc.definition.get_closest_marker("costly") is not None
+    for argument, values, quick in (
+        ("mixer_name", MIXERS + VARIANTS, _QUICK_VARIANTS if costly else {*MIXERS, *VARIANTS}),
+        ("layout", LAYOUTS, QUICK_LAYOUTS),
+    ):
         if argument in metafunc.fixturenames:
-            metafunc.parametrize(argument, values)
+            marks = ([] if value in quick else [pytest.mark.slow] for value in values)
+            metafunc.parametrize(argument, [pytest.param(v, marks=m, id=v) for v, m in zip(values, marks, strict=True)])
 
 
 @pytest.fixture(scope="session")
-def layouts() -> list[str]:
-    """All values of `layout`."""
-    return LAYOUTS
+def layouts(request) -> list[str]:
+    """All values of `layout` that the tests to run have, and softmax."""
+    params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    return sorted({"softmax", *(p["layout"] for p in params if "layout" in p)})
 
 
 @pytest.fixture(scope="session")
@@ -154,11 +191,12 @@ def _make_trainer(words: list[str], loggers: tuple[Logger, ...] = ()) -> Trainer
     run = open_run(config, main=accelerator.is_main_process)
     tokenizer = load_tokenizer(config.tokenizer.path)
     model = build_model(config, len(tokenizer))
+    objective = distribute(NextTokenLoss(model), config, accelerator)
     optimizer = build_optimizer(config.optim, model, build_leaf)
     source = build_leaf("data.source", config.data.source)
     rows = training_rows(config.data, source, tokenizer, config.context)
     validation = validation_sets(config.data, source, tokenizer, config.context)
-    return Trainer(config, model, optimizer, rows, validation, loggers, run, accelerator)
+    return Trainer(config, model, objective, optimizer, rows, validation, loggers, run, accelerator)
 
 
 class _At(Logger):
@@ -226,17 +264,17 @@ def assert_same_run():
 
 @pytest.fixture
 def assert_same_curve():
-    """assert_same_curve(one, other): the same metrics but for the order of float additions.
+    """assert_same_curve(one, other, rel=2e-4): the same metrics but for the order of float additions.
 
     Accuracy is left out, since it jumps when one prediction flips.
     """
 
-    def check(one: Path, other: Path) -> None:
+    def check(one: Path, other: Path, rel: float = 2e-4) -> None:
         left, right = (
             [{k: v for k, v in x.items() if k != "val_accuracy"} for x in metrics_of(f)] for f in (one, other)
         )
         assert len(left) == len(right)
         for expected, line in zip(left, right, strict=True):
-            assert line == pytest.approx(expected, rel=2e-4)
+            assert line == pytest.approx(expected, rel=rel)
 
     return check
