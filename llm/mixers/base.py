@@ -65,7 +65,10 @@ class TokenMixer(nn.Module):
         raise NotImplementedError
 
     def state_elements(self) -> int:
-        """Elements of the recurrent state of one sequence, which is constant; 0 for a cache that grows instead."""
+        """Elements of the recurrent matrices [H, K, V] of one sequence, which are constant; 0 for a cache that grows.
+
+        A head's vectors beside its matrix are small; `state_bytes` counts them too.
+        """
         raise NotImplementedError
 
     def flops(self, tokens: int, sum_len_squared: int) -> int:

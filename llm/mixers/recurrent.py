@@ -154,10 +154,12 @@ class RecurrentMixer(TokenMixer):
         return state
 
     def state_bytes(self, context: int) -> int:
-        return 4 * self.state_elements() + 2 * sum(math.prod(shape) for shape in self.narrow_state().values())
+        elements = lambda shapes: sum(math.prod(shape) for shape in shapes.values())  # noqa: E731
+        return 4 * elements(self.wide_state()) + 2 * elements(self.narrow_state())
 
     def state_elements(self) -> int:
-        return sum(math.prod(shape) for shape in self.wide_state().values())
+        matrices = (shape for shape in self.wide_state().values() if len(shape) == 3 and min(shape[1:]) > 1)
+        return sum(math.prod(shape) for shape in matrices)
 
     def flops(self, tokens: int, sum_len_squared: int) -> int:
         matrices = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))

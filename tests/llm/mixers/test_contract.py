@@ -84,9 +84,10 @@ def test_state_bytes_count_the_state(mixer_name, make_mixer):
     mixer, context = make_mixer(mixer_name, torch.float32), 40
     state = mixer.init_state(1, context, "cpu", torch.bfloat16)
     assert sum(s.nbytes for s in state.values() if s.is_floating_point()) == mixer.state_bytes(context)
-    if mixer.state_elements() > 0:  # a recurrent state: constant, and all that stays fp32
+    if mixer.state_elements() > 0:  # a recurrent state: constant, and it stays fp32
         assert mixer.state_bytes(context) == mixer.state_bytes(2 * context)
-        assert mixer.state_elements() == sum(s.numel() for s in state.values() if s.dtype is torch.float32)
+        matrices = [s for s in state.values() if s.dtype is torch.float32 and s.ndim == 4 and min(s.shape[2:]) > 1]
+        assert mixer.state_elements() == sum(s.numel() for s in matrices)
 
 
 def test_every_parameter_gets_a_gradient(mixer_name, make_mixer):
@@ -117,6 +118,7 @@ def test_bf16_autocast_keeps_gates_and_state_wide(mixer_name, make_mixer):
     assert (narrow.float() - wide).norm() < 0.03 * wide.norm()
 
 
+@pytest.mark.costly
 def test_compiles_into_one_graph(mixer_name, make_mixer):
     mixer, x = make_mixer(mixer_name, torch.float32), rows(2, 70).float()
     segments = starts(70, 0, 10, 64)
