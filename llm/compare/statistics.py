@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev, variance
 
-CONFIDENCE = 0.95
+ALPHA = 0.05  # chance to err
+CONFIDENCE = 1 - ALPHA
 POWER = 0.8  # chance to find a difference of the size seen, in the number of seeds that is advised
 MOST_SEEDS = 1000  # beyond this, no number of seeds is advised
 
@@ -124,7 +125,7 @@ def unpaired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     return Difference(mean, n, False, error, df, math.sqrt(variance(a) + variance(b)))
 
 
-def holm_levels(p_values: Sequence[float], alpha: float = 1 - CONFIDENCE) -> list[float]:
+def holm_levels(p_values: Sequence[float], alpha: float = ALPHA) -> list[float]:
     """The level at which each p is tested so that all of them together err with chance `alpha` at most.
 
     Holm's steps: the smallest of m is tested at alpha/m, the next at alpha/(m-1), and so on until one fails; from
