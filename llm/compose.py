@@ -32,6 +32,8 @@ def compose(overrides: Sequence[str]) -> TrainConfig:
     Raises UserError naming the key and the remedy for an unknown key, choice or ill-typed value.
     """
     words = [part for word in overrides for part in expand_alias(word)]
+    if _names_plain_mixer(words):  # an experiment may have chosen a hybrid
+        words.append("hybrid.per_softmax=null")
     _check_words(words)
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(configs_dir()), version_base="1.3"):
@@ -48,6 +50,12 @@ def expand_alias(word: str) -> list[str]:
     if match is None:
         return [word]
     return ["mixer=hybrid", f"hybrid.linear={match['linear']}", f"hybrid.per_softmax={match['ratio']}"]
+
+
+def _names_plain_mixer(words: Sequence[str]) -> bool:
+    """Is a mixer chosen that is no hybrid, and no ratio given?"""
+    chosen = {key: value for key, _, value in (word.partition("=") for word in words)}
+    return "hybrid.per_softmax" not in chosen and chosen.get("mixer", "hybrid") != "hybrid"
 
 
 def groups() -> dict[str, list[str]]:

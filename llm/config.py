@@ -64,6 +64,11 @@ def _out_of_range(value: Any, allowed: Mapping[str, Any]) -> str | None:
     return None
 
 
+def allowed(schema: type, key: str) -> tuple[str, ...]:
+    """The words that a field of a part of the configuration takes."""
+    return schema.__dataclass_fields__[key].metadata["choices"]
+
+
 @dataclass
 class ModelConfig:
     """Sizes of the decoder (configs/model)."""
@@ -165,6 +170,13 @@ class EvalConfig:
 
     every: int = option("steps between validations; 0: only at the end", 100, free=True, low=0)
     max_rows: int | None = option("most rows of held-out text a validation; null: all", None, free=True, low=1)
+    enough_accuracy: float | None = option(
+        "end training once every validation set has this share of right predictions; null: never",
+        None,
+        free=True,
+        above=0,
+        high=1,
+    )
 
 
 @dataclass

@@ -34,6 +34,7 @@ from llm.compiling import compile_blocks, compiled_graphs, compiles, uncompiled
 from llm.config import TrainConfig
 from llm.data import HeldOut, Loader, Rows, batches, merge_states, validation_batches
 from llm.data.batch import IGNORED, Batch
+from llm.finished import is_good_enough
 from llm.guard import Guard, NonFiniteError, save_offending_batches
 from llm.loggers import JsonlLogger, Logger, Loggers
 from llm.metrics import TIMINGS, TRAINING_FLOPS, Clock, LossWindow, Throughput, peak_memory, perplexity, sum_len_squared
@@ -339,7 +340,8 @@ class Trainer:
 
     def _outcome(self) -> Outcome:
         """Go on, or why not."""
-        if self.state.step >= self.steps and self.state.reported:
+        enough = is_good_enough(self.config.eval.enough_accuracy, self.state.latest)
+        if self.state.reported and (self.state.step >= self.steps or enough):
             return Outcome.FINISHED
         asked = self._asked_to_stop()
         if asked is Outcome.RUNNING and self.state.step >= (self.config.stop_after or self.steps):

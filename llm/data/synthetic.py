@@ -198,7 +198,8 @@ class AssociativeRecall(Task):
         values = rng.integers(half, self.vocabulary, pairs)
         n_slots = (length - shown) // 2
         weights = np.arange(1, n_slots + 1) ** (self.gap_power - 1.0)
-        asked = shown + 2 * rng.choice(n_slots, pairs, replace=False, p=weights / weights.sum())
+        # the first of competing Poisson clocks: a draw by weight without replacement, like rng.choice's but faster
+        asked = shown + 2 * np.argsort(rng.standard_exponential(n_slots) / weights)[:pairs]
         ids = rng.integers(half, self.vocabulary, length)
         ids[0:shown:2], ids[1:shown:2] = keys, values
         ids[asked], ids[asked + 1] = keys, values
