@@ -23,6 +23,7 @@ ConfigStore.instance().store("schema", node=TrainConfig)
 # ${halved:...}: two states that share the size of one, so that mixers match
 OmegaConf.register_new_resolver("halved", lambda size: size // 2, replace=True)
 
+SWEEP_GROUPS = ("launcher", "sweep")  # in this order their files fill the settings of a sweep
 HYBRID_ALIAS = re.compile(r"hybrid_(?P<linear>\w+)_(?P<ratio>\d+)to1")
 
 
@@ -58,9 +59,9 @@ def _names_plain_mixer(words: Sequence[str]) -> bool:
     return "hybrid.per_softmax" not in chosen and chosen.get("mixer", "hybrid") != "hybrid"
 
 
-def groups() -> dict[str, list[str]]:
-    """The config groups and their choices, read from the folders."""
-    folders = (f for f in configs_dir().iterdir() if f.is_dir())
+def groups(*, of_sweeps: bool = False) -> dict[str, list[str]]:
+    """The config groups of a run, or those of sweeps alone, and their choices, read from the folders."""
+    folders = (f for f in configs_dir().iterdir() if f.is_dir() and (f.name in SWEEP_GROUPS) == of_sweeps)
     return {f.name: sorted(p.stem for p in f.glob("*.yaml")) for f in sorted(folders)}
 
 
@@ -107,6 +108,8 @@ def _check_words(words: Sequence[str]) -> None:
         if "=" not in word and not word.startswith("~"):
             raise UserError(f"{word!r} is not of the form key=value. See --help for the keys.")
         key, _, value = word.partition("=")
+        if key in SWEEP_GROUPS:
+            raise UserError(f"{word} is of a sweep. Put -m before it.")
         choices = groups().get(key.lstrip("+"))
         if choices is not None:
             _check_choices(key, value, choices)

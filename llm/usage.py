@@ -9,6 +9,7 @@ from omegaconf import MISSING
 
 from llm.compose import groups
 from llm.config import TrainConfig
+from llm.sweep.settings import SweepConfig
 
 HEAD = """usage: python -m llm.train [-m] [group=choice ...] [key=value ...]
 
@@ -18,6 +19,7 @@ Train a language model. The same command finds its run again and goes on where i
   python -m llm.train mixer=hybrid_gdn_3to1 model=340m data=local data.path=texts/ tokenizer=folder tokenizer.path=tok/
   python -m llm.train mixer=kda mixers.kda.conv_size=3 dry_run=true
   python -m llm.train -m mixer=gdn,kda seed=1,2,3
+  python -m llm.train -m sweep=hybrid_ratios_340m n_gpus=8 dry_run=true
 
 -m trains every combination of comma-separated values, each in processes of its own.
 mixer=hybrid_X_Nto1 is N layers of mixer X to each softmax layer; pattern=[gdn,gdn,softmax] is a layout of your own.
@@ -26,10 +28,15 @@ mixer=hybrid_X_Nto1 is N layers of mixer X to each softmax layer; pattern=[gdn,g
 
 def usage() -> str:
     """Groups with their choices, then every key with its default and meaning."""
-    lines = [HEAD, "groups"]
-    lines += [f"  {name:<12} {', '.join(choices)}" for name, choices in groups().items()]
+    lines = [HEAD, "groups", *_choices(groups())]
     lines += ["", "keys (= default of the schema; groups and experiments set others)", *_keys(TrainConfig, "  ", "")]
+    lines += ["", "groups of sweeps (with -m)", *_choices(groups(of_sweeps=True))]
+    lines += ["", "keys of sweeps (with -m)", *_keys(SweepConfig, "  ", "")]
     return "\n".join(lines)
+
+
+def _choices(found: dict[str, list[str]]) -> list[str]:
+    return [f"  {name:<12} {', '.join(choices)}" for name, choices in found.items()]
 
 
 def _keys(schema: type, indent: str, prefix: str) -> list[str]:

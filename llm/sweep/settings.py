@@ -10,12 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from llm.compose import groups
+from llm.compose import SWEEP_GROUPS, groups
 from llm.config import check_values, option
 from llm.errors import UserError, suggest
 from llm.paths import configs_dir
-
-FILES = ("launcher", "sweep")  # groups of configs/ whose files fill these settings, in this order
 
 
 @dataclass
@@ -60,15 +58,17 @@ def split_words(words: Sequence[str]) -> tuple[SweepConfig, list[str]]:
     Raises UserError for an unknown choice or value; unknown keys are left to the jobs.
     """
     names = {spec.name for spec in fields(SweepConfig)}
-    own = [word for word in words if _key(word).partition(".")[0] in names | set(FILES)]
+    own = [word for word in words if _key(word).partition(".")[0] in names | set(SWEEP_GROUPS)]
     rest = [word for word in words if word not in own]
-    chosen = dict(word.split("=", 1) for word in own if _key(word) in FILES)
+    chosen = dict(word.split("=", 1) for word in own if _key(word) in SWEEP_GROUPS)
     merged = OmegaConf.structured(SweepConfig)
     try:
-        for group in FILES:
+        for group in SWEEP_GROUPS:
             if group in chosen:
                 merged = OmegaConf.merge(merged, _load(group, chosen[group]))
-        merged = OmegaConf.merge(merged, OmegaConf.from_dotlist([word for word in own if _key(word) not in FILES]))
+        merged = OmegaConf.merge(
+            merged, OmegaConf.from_dotlist([word for word in own if _key(word) not in SWEEP_GROUPS])
+        )
         settings = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise UserError(
@@ -91,7 +91,7 @@ def _load(group: str, name: str) -> DictConfig:
     """A file of configs/<group>, or one of the user's own that ends in .yaml."""
     path = Path(name) if name.endswith(".yaml") else configs_dir() / group / f"{name}.yaml"
     if not path.is_file():
-        raise UserError(f"{group}={name}: there is no such file.{suggest(name, groups()[group])}")
+        raise UserError(f"{group}={name}: there is no such file.{suggest(name, groups(of_sweeps=True)[group])}")
     try:
         loaded = OmegaConf.load(path)
     except YAMLError as error:
