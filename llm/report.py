@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from llm.config import ModelConfig, TrainConfig
+from llm.config import ModelConfig, TrainConfig, allowed
 from llm.identity import mixer_label
 from llm.layout import describe_layout, layer_names, ratio_warning
+from llm.memory import device_memory, training_memory
 from llm.metrics import TRAINING_FLOPS
 from llm.model.decoder import Decoder
 
@@ -44,8 +45,10 @@ def report(config: TrainConfig, model: Decoder, steps: int) -> Report:
         "state elements of a layer, by mixer": ", ".join(
             f"{n} {e:,}" for n, e in _state_elements(config, model).items()
         ),
-        "training memory, estimated": _memory_line(config, model),
     }
+    device_bytes, device = device_memory()
+    memory = f"training memory, estimated for one GPU of {human_bytes(device_bytes)} ({device})"
+    sections[memory] = _memory(config, model, device_bytes)
     sections["run"] = {
         "rows a step": f"{config.batch_tokens // context:,} of {context:,} tokens ({config.batch_tokens:,} tokens)",
         "steps": f"{steps:,}",
@@ -120,18 +123,6 @@ def state_target(sizes: ModelConfig) -> int:
     return sizes.d_model * sizes.linear_head_dim
 
 
-def training_memory(config: TrainConfig, model: Decoder) -> tuple[int, int]:
-    """Estimated bytes of (weights, gradients and AdamW's moments; activations of one pass over `micro_batch` rows).
-
-    Everything is fp32 but activations under bf16 autocast. A layer keeps about 20 values of the model's width and 4 of
-    the MLP's for a token, of about three bytes on average; the loss works in chunks and is left out.
-    """
-    parameters = sum(p.numel() for p in model.parameters())
-    rows = config.micro_batch or config.batch_tokens // config.context
-    width, mlp = config.model.d_model, model.layers[0].mlp.gate_proj.out_features
-    return 16 * parameters, rows * config.context * len(model.layers) * 3 * (20 * width + 4 * mlp)
-
-
 def human_bytes(count: float) -> str:
     """'1.5 MiB' and the like."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -146,7 +137,15 @@ def _state_elements(config: TrainConfig, model: Decoder) -> dict[str, int]:
     return {n: b.mixer.state_elements() for n, b in zip(layer_names(config), model.layers, strict=True)}
 
 
-def _memory_line(config: TrainConfig, model: Decoder) -> str:
-    fixed, activations = training_memory(config, model)
-    rows = config.micro_batch or config.batch_tokens // config.context
-    return f"{human_bytes(fixed)} + {human_bytes(activations)} of activations at micro_batch={rows}"
+def _memory(config: TrainConfig, model: Decoder, device_bytes: int) -> dict[str, str]:
+    """For each choice of activation checkpointing: the estimated peak, and the largest micro-batch."""
+    rows, lines = config.micro_batch or config.batch_tokens // config.context, {}
+    for choice in allowed(TrainConfig, "activation_checkpointing"):
+        try:
+            memory = training_memory(config, model, choice)
+        except Exception as error:  # a mixer from elsewhere may not run without contents
+            return {"not known": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+        largest = memory.largest_micro_batch(config.context, device_bytes)
+        peak = human_bytes(memory.at(rows * config.context))
+        lines[f"activation_checkpointing={choice}"] = f"{peak} at micro_batch={rows}; largest micro_batch {largest}"
+    return lines

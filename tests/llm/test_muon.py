@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from llm.build import build_leaf
-from llm.compose import compose
+from llm.compose import compose, groups
 from llm.errors import UserError
 from llm.muon import Muon, orthogonalise
 from llm.optim import build_optimizer, set_learning_rate
@@ -14,9 +14,10 @@ from llm.optim import build_optimizer, set_learning_rate
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
-def test_matrices_of_blocks_go_to_muon_and_all_else_to_adamw(make_config, make_model, layout):
-    model = make_model(layout, dtype=torch.float32)
-    optimizer = build_optimizer(make_config(layout, "optim=muon").optim, model, build_leaf)
+@pytest.mark.parametrize("mixer", groups()["mixer"])
+def test_matrices_of_blocks_go_to_muon_and_all_else_to_adamw(make_config, make_model, mixer):
+    model = make_model(mixer, dtype=torch.float32)
+    optimizer = build_optimizer(make_config(mixer, "optim=muon").optim, model, build_leaf)
     names = {id(p): name for name, p in model.named_parameters()}
     muon, adamw = ({names[id(p)] for g in part.param_groups for p in g["params"]} for part in optimizer.parts)
     assert muon | adamw == set(names.values())

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from llm.compose import groups
 from llm.data.batch import Batch
 from llm.loss import NextTokenLoss
 from mixer_kernels.segments import Segments
@@ -45,8 +46,9 @@ def kept_bytes(model, batch):
     return sum(kept.values())
 
 
-def test_gradients_are_the_same_with_any_choice(make_model, layout):
-    model, batch = make_model(layout).train(), batch_of()
+@pytest.mark.parametrize("mixer", groups()["mixer"])
+def test_gradients_are_the_same_with_any_choice(make_model, mixer):
+    model, batch = make_model(mixer).train(), batch_of()
     expected = gradients(choose(model, "none"), batch)
     for checkpointing in ("selective", "full"):
         found = gradients(choose(model, checkpointing), batch)
