@@ -51,17 +51,18 @@ def linear_attention(
     q, k, v = autocast_inputs(q, k, v)
     batch, tokens, _, key_dim = q.shape
     row_start = resolve_segments(segments, batch, tokens, initial_state is not None, q.device)
-    with autocast_off(q):
-        g, gv = _gates(g, gv, v)
-        state = resolve_state(initial_state, (batch, v.shape[2], key_dim, v.shape[3]), v, "initial_state")
-        scale = key_dim**-0.5 if scale is None else scale
-        chosen = choose(impl, q, "linear_attention", lacks=_lacks(v, key_dim, gv, exclusive))
-        if chosen == "triton":
-            from mixer_kernels.linear_attention.autograd import linear_attention_triton
+    scale = key_dim**-0.5 if scale is None else scale
+    chosen = choose(impl, q, "linear_attention", lacks=_lacks(v, key_dim, gv, exclusive))
+    shape = (batch, v.shape[2], key_dim, v.shape[3])
+    if chosen == "triton":
+        from mixer_kernels.linear_attention.autograd import linear_attention_triton
 
-            return linear_attention_triton(q, k, v, g, row_start, state, scale)
-        run = chunked if chosen == "chunked" else reference.recurrence
-        return run(q, k, v, g, gv, row_start, state, scale, exclusive)
+        state = None if initial_state is None else resolve_state(initial_state, shape, v, "initial_state")
+        return linear_attention_triton(q, k, v, _gates(g, gv, v)[0], row_start, state, scale)
+    run = chunked if chosen == "chunked" else reference.recurrence
+    with autocast_off(q):
+        state = resolve_state(initial_state, shape, v, "initial_state")
+        return run(q, k, v, *_gates(g, gv, v), row_start, state, scale, exclusive)
 
 
 def linear_attention_step(

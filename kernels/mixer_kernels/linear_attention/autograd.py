@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from mixer_kernels.common.launch import configuration, operator_name, processors
+from mixer_kernels.common.launch import configuration, launch, operator_name, plain, processors
 from mixer_kernels.common.sizes import CHUNK, Sizes
 from mixer_kernels.linear_attention import backward as backward_kernels
 from mixer_kernels.linear_attention import forward as forward_kernels
@@ -57,34 +58,42 @@ def linear_attention_triton(
     v: Tensor,
     g: Tensor | None,
     row_start: Tensor,
-    initial_state: Tensor,
+    initial_state: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """q, k [B, T, H, K], v [B, T, HV, V], g fp32 [B, T, HV, K or 1] -> o in v's dtype and the final state in fp32."""
     inputs = (q, k, v, g, initial_state)
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    return forward_op(q, k, v, g, row_start, initial_state, scale, save)[:2]
+    if not plain(*inputs, row_start):
+        return forward_op(q, k, v, g, row_start, initial_state, scale, save)[:2]
+    if save:
+        return _Eager.apply(q, k, v, g, row_start, initial_state, scale)
+    return forward(q, k, v, g, row_start, initial_state, scale, save)[:2]
 
 
-@torch.library.custom_op(operator_name("linear_attention_forward"), mutates_args=())
-def forward_op(
+def forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     g: Tensor | None,
     row_start: Tensor,
-    initial_state: Tensor,
+    initial_state: Tensor | None,
     scale: float,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """o, final state, and the tensors of `Saved`."""
     s = Sizes.of(q, v, g)
-    q, k, v, row_start, initial_state = (x.contiguous() for x in (q, k, v, row_start, initial_state))
+    q, k, v, row_start = q.contiguous(), k.contiguous(), v.contiguous(), row_start.contiguous()
     g = q if g is None else g.contiguous()
+    enter = None if initial_state is None else initial_state.contiguous()
     saved = Saved.empty(q, s, save)
     _launch_scores(s, q, k, g, row_start, saved, scale)
-    o, final = _launch_scan(s, q, k, v, initial_state, saved, saved.states, reverse=False)
+    final = q.new_empty(s.state, dtype=torch.float32)
+    o = _launch_scan(s, q, k, v, enter, final, saved, saved.states, reverse=False)
     return o, final, *saved
+
+
+forward_op = torch.library.custom_op(operator_name("linear_attention_forward"), forward, mutates_args=())
 
 
 @forward_op.register_fake
@@ -94,7 +103,7 @@ def _(
     v: Tensor,
     g: Tensor | None,
     row_start: Tensor,
-    initial_state: Tensor,
+    initial_state: Tensor | None,
     scale: float,
     save: bool,
 ) -> tuple[Tensor, ...]:
@@ -103,10 +112,9 @@ def _(
     return o, final, *Saved.empty(q, s, save)
 
 
-@torch.library.custom_op(operator_name("linear_attention_backward"), mutates_args=())
-def backward_op(
+def backward(
     do: Tensor,
-    dfinal: Tensor,
+    dfinal: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -119,22 +127,28 @@ def backward_op(
     through: Tensor,
     steep: Tensor,
     scale: float,
+    continued: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, g (empty without g) and the initial state."""
+    """Gradients of q, k, v, g (empty without g) and the initial state (empty unless `continued` from one)."""
     s = Sizes.of(q, v, g)
     saved = Saved(states, scores, read, write, through, steep)
-    do, dfinal, q, k, v, row_start = (x.contiguous() for x in (do, dfinal, q, k, v, row_start))
+    do, q, k, v, row_start = do.contiguous(), q.contiguous(), k.contiguous(), v.contiguous(), row_start.contiguous()
     g = q if g is None else g.contiguous()
+    enter = None if dfinal is None else dfinal.contiguous()
     dstates = torch.empty_like(states)
-    dv, dinitial = _launch_scan(s, q, k, do, dfinal, saved, dstates, reverse=True)
+    dinitial = q.new_empty(s.state if continued else (0,), dtype=torch.float32)
+    dv = _launch_scan(s, q, k, do, enter, dinitial if continued else None, saved, dstates, reverse=True)
     dq, dk, dg = _launch_gradients(s, q, k, v, g, row_start, do, dstates, saved, scale)
     return dq, dk, dv, dg, dinitial
+
+
+backward_op = torch.library.custom_op(operator_name("linear_attention_backward"), backward, mutates_args=())
 
 
 @backward_op.register_fake
 def _(
     do: Tensor,
-    dfinal: Tensor,
+    dfinal: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -147,16 +161,17 @@ def _(
     through: Tensor,
     steep: Tensor,
     scale: float,
+    continued: bool,
 ) -> tuple[Tensor, ...]:
     dg = q.new_empty((0,), dtype=torch.float32) if g is None else g.new_empty(g.shape)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dg, dfinal.new_empty(dfinal.shape)
+    dinitial = q.new_empty(Sizes.of(q, v, g).state if continued else (0,), dtype=torch.float32)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dg, dinitial
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    q, k, v, g, row_start, _, scale, _ = inputs
+    q, k, v, g, row_start, initial_state, scale, *_ = inputs
     ctx.save_for_backward(q, k, v, g, row_start, *output[2:])
-    ctx.scale = scale
-    ctx.mark_non_differentiable(*output[2:])
+    ctx.scale, ctx.continued = scale, initial_state is not None
     ctx.set_materialize_grads(False)  # else autograd would fill zeros of the saved tensors' sizes
 
 
@@ -164,26 +179,47 @@ def _backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: None) -> t
     q, k, v, g, row_start, *saved = ctx.saved_tensors
     if do is None:
         do = torch.zeros_like(v)
-    if dfinal is None:
-        dfinal = v.new_zeros(Sizes.of(q, v, g).state, dtype=torch.float32)
-    dq, dk, dv, dg, dinitial = backward_op(do, dfinal, q, k, v, g, row_start, *saved, ctx.scale)
-    return dq, dk, dv, None if g is None else dg, None, dinitial, None, None
+    run = backward if plain(do, dfinal, q, k, v) else backward_op
+    dq, dk, dv, dg, dinitial = run(do, dfinal, q, k, v, g, row_start, *saved, ctx.scale, ctx.continued)
+    return dq, dk, dv, None if g is None else dg, None, dinitial if ctx.continued else None, None, None
 
 
-forward_op.register_autograd(_backward, setup_context=_setup_context)
+def _setup_traced_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    _setup_context(ctx, inputs, output)
+    ctx.mark_non_differentiable(*output[2:])
+
+
+forward_op.register_autograd(_backward, setup_context=_setup_traced_context)
+
+
+class _Eager(torch.autograd.Function):
+    """The same without torch's library."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        output = forward(*inputs, save=True)
+        _setup_context(ctx, inputs, output)
+        return output[:2]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _backward(ctx, do, dfinal)[:-1]
 
 
 def _launch_scores(s: Sizes, q: Tensor, k: Tensor, g: Tensor, row_start: Tensor, saved: Saved, scale: float) -> None:
     """The scores of each chunk, and the keys and queries as the scan needs them."""
     sizes = {"H": s.H, "HV": s.HV, "K": s.K, "C": CHUNK}
-    forward_kernels.scores[(s.chunks,)](
+    launch(
+        forward_kernels.scores, (s.chunks,),
         q, k, g, row_start, saved.scores, saved.read, saved.write, saved.through, saved.steep, s.T, s.N, scale,
         DECAY=s.decay, **sizes, **_configuration(f"scores_{s.gates}", q, s),
     )  # fmt: skip
     if s.decay == 2:
-        forward_kernels.scores_steep[(s.chunks, CHUNK // forward_kernels.LEAF.value)](
-            q, k, g, row_start, saved.scores, saved.steep, s.T, s.N, scale, **sizes,
-            **_configuration("steep_scores_channel", q, s),
+        launch(
+            forward_kernels.scores_steep, (s.chunks, CHUNK // forward_kernels.LEAF.value),
+            q, k, g, row_start, saved.scores, saved.steep, s.T, s.N, scale,
+            **sizes, **_configuration("steep_scores_channel", q, s),
         )  # fmt: skip
 
 
@@ -192,39 +228,47 @@ def _launch_scan(
     q: Tensor,
     k: Tensor,
     values: Tensor,
-    enter: Tensor,
+    enter: Tensor | None,
+    leave: Tensor | None,
     saved: Saved,
     states: Tensor,
     *,
     reverse: bool,
-) -> tuple[Tensor, Tensor]:
-    """The scan over chunks, in one segment or several at once: what it puts out, and the state that leaves the row."""
+) -> Tensor:
+    """The scan over chunks, in one segment or several at once: what it puts out. `enter` None is a state of zeros.
+
+    The state that leaves the row is written to `leave`, if wanted.
+    """
     settings = _configuration(f"scan_{s.gates}", values, s)
     blocks = s.V // settings["BV"]
     segments, per = _segments(s, blocks, values.device)
-    out, leave = torch.empty_like(values), torch.empty_like(enter)
+    out = torch.empty_like(values)
     operands = (saved.read, saved.write) if s.decay == 2 else (q, k)
     x, y = reversed(operands) if reverse else operands
     on_out, on_values = (saved.write, saved.read) if reverse else (saved.read, saved.write)
 
-    def launch(enter: Tensor, leave: Tensor, decay: Tensor, **flags: bool) -> None:
-        forward_kernels.scan[(s.B * s.HV * segments * blocks,)](
-            x, y, on_out, on_values, values, saved.scores, saved.through, enter, out, states, leave, decay,
-            s.T, s.N, segments, per,
-            H=s.H, HV=s.HV, K=s.K, V=s.V, C=CHUNK, CHANNEL_DECAY=s.decay == 2, REVERSE=reverse, **flags, **settings,
+    def run(enter: Tensor | None, leave: Tensor | None, decay: Tensor, **flags: bool) -> None:
+        launch(
+            forward_kernels.scan, (s.B * s.HV * segments * blocks,),
+            x, y, on_out, on_values, values, saved.scores, saved.through, saved.through if enter is None else enter,
+            out, states, saved.through if leave is None else leave, decay, s.T, s.N, segments, per,
+            H=s.H, HV=s.HV, K=s.K, V=s.V, C=CHUNK, CHANNEL_DECAY=s.decay == 2, REVERSE=reverse,
+            ENTER=enter is not None, LEAVE=leave is not None, **flags, **settings,
         )  # fmt: skip
 
-    decay = enter  # a placeholder, for with one segment its decay is of no interest
+    decay = saved.through  # a placeholder, for with one segment its decay is of no interest
     if segments > 1:
-        made = enter.new_empty(s.B, s.HV, segments, s.K, s.V)
-        decay = enter.new_empty(s.B, s.HV, segments, s.K)
-        launch(enter, made, decay, OUTPUT=False, SAVE=False)
+        made = saved.through.new_empty(s.B, s.HV, segments, s.K, s.V)
+        decay = saved.through.new_empty(s.B, s.HV, segments, s.K)
+        run(None, made, decay, OUTPUT=False, SAVE=False)
         first, enter = enter, torch.empty_like(made)
-        forward_kernels.prefix[(s.B * s.HV, blocks)](
-            decay, made, first, enter, segments, K=s.K, V=s.V, BV=settings["BV"], REVERSE=reverse
-        )
-    launch(enter, leave, decay, OUTPUT=True, SAVE=states.numel() > 0)
-    return out, leave
+        launch(
+            forward_kernels.prefix, (s.B * s.HV, blocks),
+            decay, made, decay if first is None else first, enter, segments,
+            K=s.K, V=s.V, BV=settings["BV"], REVERSE=reverse, FIRST=first is not None,
+        )  # fmt: skip
+    run(enter, leave, decay, OUTPUT=True, SAVE=states.numel() > 0)
+    return out
 
 
 def _segments(s: Sizes, blocks: int, device: torch.device) -> tuple[int, int]:
@@ -253,15 +297,17 @@ def _launch_gradients(
     shape = ((0,), (blocks, s.B, s.T, s.HV, 1), (s.B, s.T, s.HV, s.K))[s.decay]
     dg = q.new_empty(shape, dtype=torch.float32)
     sizes = {"H": s.H, "HV": s.HV, "K": s.K, "V": s.V, "C": CHUNK}
-    backward_kernels.gradients[(s.chunks, blocks)](
+    launch(
+        backward_kernels.gradients, (s.chunks, blocks),
         q, k, v, g, row_start, do, saved.states, dstates, saved.steep, dq, dk, dg, s.T, s.N, scale,
         DECAY=s.decay, **sizes, **settings,
     )  # fmt: skip
     if s.decay == 2:
         settings = _configuration("steep_gradients_channel", q, s)
-        backward_kernels.gradients_steep[(s.chunks, s.K // settings["BK"])](
-            q, k, v, g, row_start, do, saved.steep, dq, dk, dg, s.T, s.N, scale, **sizes, **settings
-        )
+        launch(
+            backward_kernels.gradients_steep, (s.chunks, s.K // settings["BK"]),
+            q, k, v, g, row_start, do, saved.steep, dq, dk, dg, s.T, s.N, scale, **sizes, **settings,
+        )  # fmt: skip
     if s.decay == 1:
         dg = dg.sum(0) if blocks > 1 else dg.squeeze(0)
     if s.HV > s.H:  # value heads that share a query and key head: summed in a fixed order

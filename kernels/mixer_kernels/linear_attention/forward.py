@@ -136,7 +136,8 @@ def scores_steep(
 def scan(
     x, y, on_out, on_values, values, A, through, enter, out, states, leave, decay, T, N, segments, per,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    CHANNEL_DECAY: tl.constexpr, REVERSE: tl.constexpr, OUTPUT: tl.constexpr, SAVE: tl.constexpr,
+    CHANNEL_DECAY: tl.constexpr, REVERSE: tl.constexpr, ENTER: tl.constexpr, LEAVE: tl.constexpr,
+    OUTPUT: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
     """Carries a state over the `per` chunks of a segment; one segment, head and block of values a program.
 
@@ -146,8 +147,9 @@ def scan(
     `write` of `scores`; else on_out and on_values are those factors of rows. Without OUTPUT only the segment's effect
     is computed: the state that it makes of zero, and its decay.
 
-    enter [B, HV, segments, K, V] fp32; states [B, HV, N, V, K]: the state that meets each chunk (SAVE); leave: the
-    state after the last segment [B, HV, K, V], or without OUTPUT after each; decay [B, HV, segments, K].
+    enter [B, HV, segments, K, V] fp32, zeros without ENTER; states [B, HV, N, V, K]: the state that meets each chunk
+    (SAVE); leave (LEAVE): the state after the last segment [B, HV, K, V], or without OUTPUT after each; decay
+    [B, HV, segments, K].
     """
     index = tl.program_id(0).to(tl.int64)
     task, column = index // (V // BV), index % (V // BV) * BV  # a head's blocks of values side by side, for the cache
@@ -165,7 +167,7 @@ def scan(
     tile = channels[None, :] * V + own
 
     S = tl.zeros([BV, K], tl.float32)
-    if OUTPUT:
+    if ENTER:
         S += tl.load(enter + task * K * V + tile)
     total = tl.full([K], 1.0, tl.float32)
     begin, end = segment * per, tl.minimum(segment * per + per, N)
@@ -213,22 +215,27 @@ def scan(
         tl.store(leave + task * K * V + tile, S)
         if column == 0:
             tl.store(decay + task * K + channels, total)
-    elif segment == (0 if REVERSE else segments - 1):
-        tl.store(leave + line * K * V + tile, S)
+    elif LEAVE:
+        last = 0 if REVERSE else segments - 1
+        if segment == last:
+            tl.store(leave + line * K * V + tile, S)
 
 
 @triton.jit(do_not_specialize=["segments"])
 def prefix(
-    decay, made, first, enter, segments, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr
-):
+    decay, made, first, enter, segments,
+    K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr, FIRST: tl.constexpr,
+):  # fmt: skip
     """The state that enters each segment, from what each makes of zero and its decay; a block of values a program.
 
-    decay [B, HV, segments, K], made and enter [B, HV, segments, K, V], first [B, HV, K, V].
+    decay [B, HV, segments, K], made and enter [B, HV, segments, K, V], first [B, HV, K, V], zeros without FIRST.
     """
     line = tl.program_id(0).to(tl.int64)
     keys = tl.arange(0, K)
     tile = keys[:, None] * V + tl.program_id(1) * BV + tl.arange(0, BV)[None, :]
-    S = tl.load(first + line * K * V + tile)
+    S = tl.zeros([K, BV], tl.float32)
+    if FIRST:
+        S += tl.load(first + line * K * V + tile)
     for i in range(segments):
         segment = line * segments + (segments - 1 - i if REVERSE else i)
         tl.store(enter + segment * K * V + tile, S)

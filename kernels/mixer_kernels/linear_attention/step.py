@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixer_kernels.common.launch import configuration, operator_name
+from mixer_kernels.common.launch import configuration, launch, operator_name, plain
 
 
 @triton.jit(do_not_specialize=["scale"])
@@ -32,23 +32,31 @@ def update(
     tl.store(new + tile, S)
 
 
-@torch.library.custom_op(operator_name("linear_attention_step"), mutates_args=())
 def step_triton(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """q, k [B, H, K], v [B, HV, V], g fp32 [B, HV, K or 1], state fp32 [B, HV, K, V] -> o in v's dtype, new state."""
+    return (step if plain(q, k, v, g, state) else step_op)(q, k, v, g, state, scale)
+
+
+def step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The launch for `step_triton`."""
     (batch, heads, key_dim), (_, value_heads, value_dim) = q.shape, v.shape
     q, k, v, state = (x.contiguous() for x in (q, k, v, state))
     decay = 0 if g is None else g.shape[-1]
     g = q if g is None else g.contiguous()
     o, new = torch.empty_like(v), torch.empty_like(state)
     settings = configuration("linear_attention", "step", v, key_dim, value_dim)
-    update[(batch * value_heads, value_dim // settings["BV"])](
-        q, k, v, g, state, o, new, scale, H=heads, HV=value_heads, K=key_dim, V=value_dim, DECAY=decay, **settings
-    )
+    launch(
+        update, (batch * value_heads, value_dim // settings["BV"]), q, k, v, g, state, o, new, scale,
+        H=heads, HV=value_heads, K=key_dim, V=value_dim, DECAY=decay, **settings,
+    )  # fmt: skip
     return o, new
 
 
-@step_triton.register_fake
+step_op = torch.library.custom_op(operator_name("linear_attention_step"), step, mutates_args=())
+
+
+@step_op.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     return v.new_empty(v.shape), state.new_empty(state.shape)
