@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from llm.loss import NextTokenLoss, softmax_error
+
 KINDS = 64  # of blocks times shapes that one program may compile; torch's own limit of 8 is soon met by hybrids
 
 
@@ -28,6 +30,14 @@ def compile_blocks(decoder: nn.Module, **options: object) -> None:
     torch._dynamo.config.recompile_limit = max(KINDS, torch._dynamo.config.recompile_limit)
     for block in decoder.layers:
         block.compile(**{"dynamic": False, **options})
+
+
+def compile_objective(objective: nn.Module, **options: object) -> None:
+    """Compile the parts of every `NextTokenLoss` in `objective`: the blocks of its decoder, the error of its logits."""
+    for module in objective.modules():
+        if isinstance(module, NextTokenLoss):
+            compile_blocks(module.decoder, **options)
+            module.error = torch.compile(softmax_error, **{"dynamic": False, **options})
 
 
 def compiled_graphs() -> int:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from llm.checkpoint import load_checkpoint
-from llm.compiling import compile_blocks, compiled_graphs, compiles, uncompiled
+from llm.compiling import compile_objective, compiled_graphs, compiles, uncompiled
 from llm.config import TrainConfig
 from llm.data import HeldOut, Loader, Rows, batches, merge_states, validation_batches
 from llm.data.batch import IGNORED, Batch
@@ -88,7 +88,7 @@ class Trainer:
         self.model, self.objective = model, objective
         self.compiled = compiles(config.compile, self.device)
         if self.compiled:
-            compile_blocks(model)
+            compile_objective(objective)
         self.state = TrainState(model, optimizer, window=LossWindow(self.device))
         self.batches: Loader | None = None
         self.rolled_back_to: int | None = None
@@ -105,7 +105,7 @@ class Trainer:
         """Train until the last step, `stop_after`, a signal or the end of the time; then save."""
         with self.signals, profiler(self.config.profile and self.rank == 0, self.run.path) as profile:
             try:
-                self._resume()
+                self.resume()
                 self._start_loggers()
                 self.report()  # of a step whose validation a stop cut short
                 while (outcome := self._outcome()) is Outcome.RUNNING:
@@ -302,7 +302,7 @@ class Trainer:
             self.save()
         return False
 
-    def _resume(self) -> None:
+    def resume(self) -> None:
         """Go on from the newest good checkpoint, which the main process chooses; else start, maybe from `init_from`."""
         seed_everything(self.config.seed, self.rank)
         if not self._restore_newest() and self.config.init_from:

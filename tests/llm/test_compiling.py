@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import pytest
 import torch
 
 import llm.trainer
-from llm.compiling import compile_blocks, compiled_graphs, compiles, uncompiled
+from llm.compiling import compile_blocks, compile_objective, compiled_graphs, compiles, uncompiled
 from llm.data.batch import Batch
 from llm.loss import NextTokenLoss
 from llm.mixers.base import TokenMixer
@@ -73,17 +74,17 @@ def test_evaluation_at_other_shapes_compiles_nothing(make_model):
 
 
 def test_a_run_compiled_is_the_run_eager(train, tmp_path, monkeypatch):
-    """With validation between steps and a resumed part. All graphs come with the first step."""
-    train("eager", "mixer=hybrid_gdn_1to1", "log_every=1")
-    monkeypatch.setattr(llm.trainer, "compile_blocks", functools.partial(compile_blocks, backend="aot_eager"))
-    settings = ["mixer=hybrid_gdn_1to1", "log_every=1", "compile=true"]
+    """With validation between steps. All graphs come with the first step."""
+    settings = ["mixer=hybrid_gla_1to1", "steps=5", "log_every=1", "eval.every=2"]
+    train("eager", *settings)
+    monkeypatch.setattr(llm.trainer, "compile_objective", functools.partial(compile_objective, backend="aot_eager"))
     before = compiled_graphs()
-    train("compiled", *settings, "stop_after=5")
-    train("compiled", *settings)
+    train("compiled", *settings, "compile=true")
     eager, compiled = (metrics_of(tmp_path / name) for name in ("eager", "compiled"))
     assert [line["loss"] for line in compiled] == pytest.approx([line["loss"] for line in eager], rel=1e-5)
     assert compiled[-1]["val_loss"] == pytest.approx(eager[-1]["val_loss"], rel=1e-5)
-    assert compiled_graphs() - before <= 4, "two kinds in each of two models"
+    lines = [json.loads(line) for line in (tmp_path / "compiled" / "metrics.jsonl").read_text().splitlines()]
+    assert {line["compiled_graphs"] - before for line in lines} == {3}, "two kinds of blocks and the loss"
 
 
 def test_a_mixer_that_breaks_the_graph_still_trains(make_model):
