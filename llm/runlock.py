@@ -65,6 +65,22 @@ class RunLock:
         )
 
 
+def holder(run_dir: Path) -> tuple[str | None, bool]:
+    """Who holds the lock of a run folder, in words (None: nobody does), and whether that process may be alive.
+
+    For those who only look: nothing is locked. Of a process on another host nobody can tell, so it may be.
+    """
+    try:
+        descriptor = os.open(run_dir / LOCK_FILE, os.O_RDONLY)
+    except OSError:
+        return None, False
+    try:
+        owner = _read_owner(descriptor)
+    finally:
+        os.close(descriptor)
+    return (_describe(owner), _may_live(owner)) if owner else (None, False)
+
+
 def _read_owner(descriptor: int) -> dict[str, object]:
     try:
         owner = json.loads(os.pread(descriptor, 4096, 0))

@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--baseline", metavar="LABEL", help="compare all with this contender, instead of all pairs")
     add("--select-lr", action="store_true", help="first choose the best learning rate of each contender")
     add("--ignore", action="append", default=[], metavar="KEY", help="settings that may differ within a contender, "
-        "such as data.path of another machine; * stands for anything; may be repeated")  # fmt: skip
+        "such as 'data.*path' of another machine; * stands for anything; may be repeated")  # fmt: skip
     add("--against", action="append", default=[], metavar="KEY", help="one more plot, with this setting on its x axis")
     add("--follow", action="store_true", help="watch runs that are under way until Ctrl-C")
     add("--every", type=float, default=5.0, metavar="SECONDS", help="time between two looks of --follow")

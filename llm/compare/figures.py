@@ -131,8 +131,9 @@ def against_ratio(metric: str, groups: Sequence[Group]) -> Plot:
 def against_setting(key: str, metric: str, groups: Sequence[Group]) -> Plot:
     """The final value against a setting, joined for contenders that differ in that setting alone."""
     measured = [group for group in groups if key in group.settings and group.values(metric)]
-    values = sorted({group.settings[key] for group in measured}, key=lambda v: (isinstance(v, str), v))
+    values = list({repr(group.settings[key]): group.settings[key] for group in measured}.values())
     numbers = all(isinstance(v, int | float) and v > 0 for v in values)
+    values.sort(key=lambda v: (0, v) if isinstance(v, int | float) else (1, repr(v)))
     places = {repr(v): v if numbers else i for i, v in enumerate(values)}
     sets = alike_but_for(key, measured)
     names = labels([alike[0] for alike in sets], without=(key,))

@@ -7,6 +7,7 @@ Welch 1947 for unequal spreads; Holm 1979 for many comparisons.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev, variance
@@ -100,7 +101,8 @@ class Difference:
             quantiles = t_quantile(1 - level / 2, df) + t_quantile(power, df)
             return n * self.mean**2 >= (quantiles * self.spread) ** 2
 
-        return next((n for n in range(2, MOST_SEEDS + 1) if enough(n)), None)
+        found = bisect_left(range(MOST_SEEDS + 1), True, lo=2, key=enough)
+        return found if found <= MOST_SEEDS else None
 
 
 def paired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
