@@ -29,6 +29,11 @@ class Saver:
         if not self.config.background:
             self.wait()
 
+    @property
+    def busy(self) -> bool:
+        """Is a checkpoint being written?"""
+        return self._thread is not None and self._thread.is_alive()
+
     def wait(self) -> None:
         """Return when nothing is being written."""
         if self._thread is not None:
