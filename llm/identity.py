@@ -13,6 +13,7 @@ from llm.config import TrainConfig
 from llm.layout import layer_names
 
 SCHEMA_VERSION = 1  # of config.yaml in a run folder
+SWEEP_VARIABLE = "MIXLAB_SWEEP"  # names the sweep in the environment of its jobs
 
 
 def identity(config: TrainConfig) -> dict[str, Any]:

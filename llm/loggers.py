@@ -23,6 +23,7 @@ from urllib.parse import urlparse
 from tqdm import tqdm
 
 from llm.durable import replace_file
+from llm.identity import SWEEP_VARIABLE
 
 Values = Mapping[str, float]
 
@@ -205,11 +206,15 @@ def readable(name: str, value: float) -> str:
 class WandbLogger(Logger):
     """Weights & Biases. Without a login (or with WANDB_MODE set) it writes offline runs, to be sent by `wandb sync`.
 
-    A resumed run goes on under the id that `wandb_id` in the run's folder holds.
+    A resumed run goes on under the id that `wandb_id` in the run's folder holds. Jobs of a sweep are one `group`, by the
+    sweep's name, unless another is given.
     """
 
-    def __init__(self, project: str = "mixlab", entity: str | None = None, name: str | None = None) -> None:
+    def __init__(
+        self, project: str = "mixlab", entity: str | None = None, name: str | None = None, group: str | None = None
+    ) -> None:
         self.project, self.entity, self.name = project, entity, name
+        self.group = group or os.environ.get(SWEEP_VARIABLE)
 
     def start(self, *, run_dir: Path, config: Mapping[str, Any], step: int, steps: int) -> None:
         import wandb  # here, since nobody else needs it
@@ -222,6 +227,7 @@ class WandbLogger(Logger):
             project=self.project,
             entity=self.entity,
             name=self.name or run_dir.name,
+            group=self.group,
             id=id_file.read_text(),
             resume="allow",
             mode=mode,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from llm.checkpoint import Checkpoints
 from llm.config import TrainConfig
 from llm.durable import replace_file
 from llm.errors import UserError
-from llm.identity import SCHEMA_VERSION, default_run_dir, differences, identity
+from llm.identity import SCHEMA_VERSION, SWEEP_VARIABLE, default_run_dir, differences, identity
 from llm.runlock import RunLock
 
 REPORTED_PACKAGES = ("torch", "triton", "accelerate", "transformers", "tokenizers", "datasets", "numpy", "safetensors")
@@ -151,6 +152,7 @@ def describe_environment() -> dict[str, Any]:
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.orig_argv,
+        "sweep": os.environ.get(SWEEP_VARIABLE),
         "host": platform.node(),
         "platform": platform.platform(),
         "python": platform.python_version(),

@@ -150,6 +150,8 @@ def test_wandb_without_a_login_is_offline_and_keeps_its_id(tmp_path, monkeypatch
     assert len(said) == 2  # each start says once where the data are and how to send them
     assert said[0].endswith(f"writes to {tmp_path}/wandb; send it: wandb sync {tmp_path}/wandb/offline-run-*")
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    monkeypatch.setenv("MIXLAB_SWEEP", "mixers")
     start(WandbLogger(), tmp_path)
     assert calls[4]["mode"] == "online"
+    assert [calls[i]["group"] for i in (0, 2, 4)] == [None, None, "mixers"]
     assert capsys.readouterr().err == ""
