@@ -206,8 +206,8 @@ def readable(name: str, value: float) -> str:
 class WandbLogger(Logger):
     """Weights & Biases. Without a login (or with WANDB_MODE set) it writes offline runs, to be sent by `wandb sync`.
 
-    A resumed run goes on under the id that `wandb_id` in the run's folder holds. Jobs of a sweep are one `group`, by the
-    sweep's name, unless another is given.
+    A resumed run goes on under the id that `wandb_id` in the run's folder holds. Jobs of a sweep are one `group`, by
+    the sweep's name, unless another is given.
     """
 
     def __init__(
