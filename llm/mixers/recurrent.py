@@ -38,6 +38,7 @@ class RecurrentMixer(TokenMixer):
     # matrix products with the state for each token and head, each 2 K V FLOPs
     state_products: int
     counts_positions = False  # the state holds the position of the next token
+    normalize_heads = True  # each head's output for itself, not the layer's as a whole
 
     def __init__(
         self,
@@ -64,10 +65,11 @@ class RecurrentMixer(TokenMixer):
         for name, size in sizes.items():
             setattr(self, f"{name}_proj", nn.Linear(d_model, size, bias=False))
         self.g_proj = self.make_output_gate() if gate_activation else None
+        normed = self.head_v_dim if self.normalize_heads else self.value_dim
         self.o_norm = (
-            GatedRMSNorm(self.head_v_dim, eps=norm_eps, activation=gate_activation)
+            GatedRMSNorm(normed, eps=norm_eps, activation=gate_activation)
             if gate_activation
-            else nn.RMSNorm(self.head_v_dim, eps=norm_eps)
+            else nn.RMSNorm(normed, eps=norm_eps)
         )
         self.o_proj = nn.Linear(self.value_dim, d_model, bias=False)
         self.conv_names = tuple(f"{name}_conv1d" for name in sizes) if conv_size else ()
@@ -110,12 +112,14 @@ class RecurrentMixer(TokenMixer):
         return walk.recur("recurrent", kind.operator, kind.operator_step, impl=self.impl, **operands)
 
     def readout(self, o: Tensor, x: Tensor) -> Tensor:
-        """Normalise each head of o [.., H, V], gate by x, project: [.., D]."""
+        """Normalise o [.., H, V], gate it by x, project: [.., D]."""
+        shape = o.shape if self.normalize_heads else o.flatten(-2).shape
+        o = o.reshape(shape)
         if self.g_proj is None:
             normed = self.o_norm(widen(o)).to(o.dtype)
         else:
-            normed = self.o_norm(o, self.by_head(self.g_proj(x), self.head_v_dim))
-        return self.o_proj(normed.flatten(-2))
+            normed = self.o_norm(o, self.g_proj(x).view(shape))
+        return self.o_proj(normed.flatten(-2) if self.normalize_heads else normed)
 
     def by_head(self, x: Tensor, size: int) -> Tensor:
         """[.., H size] -> [.., H, size]."""

@@ -16,8 +16,17 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     no buffer to lose when a model is loaded from a file.
     """
     half = x.shape[-1] // 2
-    first, second = widen(x).split(half, dim=-1)
-    frequency = theta ** (-torch.arange(half, device=x.device, dtype=first.dtype) / half)
-    angle = positions[..., None, None].to(first.dtype) * frequency  # [..., 1, K/2]
+    angle = positions[..., None, None].to(widen(x).dtype) * frequencies(half, theta, x)  # [..., 1, K/2]
+    return rotate_by(x, angle)
+
+
+def rotate_by(x: Tensor, angle: Tensor) -> Tensor:
+    """Rotate pairs (i, i + K/2) of the last dimension of x [..., H, K] by angle [..., H or 1, K/2]; x's dtype."""
+    first, second = widen(x).chunk(2, dim=-1)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def frequencies(count: int, theta: float, like: Tensor) -> Tensor:
+    """theta ** (-i / count) for i < count, in at least fp32, where `like` is."""
+    return theta ** (-torch.arange(count, device=like.device, dtype=widen(like).dtype) / count)

@@ -10,14 +10,15 @@ from mixer_kernels.segments import Segments
 
 
 class ShortConvolution(nn.Module):
-    """Depthwise causal convolution over the last `size` tokens of a document, followed by SiLU.
+    """Depthwise causal convolution over the last `size` tokens of a document, followed by SiLU unless `silu` is false.
 
     The state is the last ``size - 1`` inputs of the document, [B, size - 1, D], zeros where there were fewer. Weight
     [D, 1, size] as in `nn.Conv1d`; tap ``size - 1`` meets the newest token.
     """
 
-    def __init__(self, dim: int, size: int) -> None:
+    def __init__(self, dim: int, size: int, *, silu: bool = True) -> None:
         super().__init__()
+        self.activation = F.silu if silu else torch.nn.Identity()
         self.weight = nn.Parameter(torch.empty(dim, 1, size))
         self.size = size
         self.reset_parameters()
@@ -45,13 +46,13 @@ class ShortConvolution(nn.Module):
             start = self.size - 1 - back
             past = extended[:, start : start + tokens]
             y = y + weight[:, start] * torch.where(reach >= back, past, 0.0)
-        return F.silu(y), self._last_inputs(extended, reach[:, -1])
+        return self.activation(y), self._last_inputs(extended, reach[:, -1])
 
     def step(self, x_BD: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One token: x [B, D] -> y [B, D] and the new state."""
         window = torch.cat([state.to(x_BD.dtype), x_BD[:, None]], dim=1)  # [B, size, D]
         y = (window * self.weight[:, 0].T.to(x_BD.dtype)).sum(dim=1)
-        return F.silu(y), window[:, 1:]
+        return self.activation(y), window[:, 1:]
 
     def _last_inputs(self, extended: Tensor, reach_B1: Tensor) -> Tensor:
         """The newest size - 1 inputs, zero where they belong to an earlier document than the last token."""
