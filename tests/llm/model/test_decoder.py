@@ -90,13 +90,15 @@ def test_padded_vocabulary_is_cut_from_the_logits(make_model):
 
 
 def test_a_tiny_model_overfits(layout, make_config):
-    """Every layout can learn sixteen random tokens by heart."""
+    """Every layout can learn sixteen random tokens by heart, some in 30 steps, some in 100."""
     model = build_model(make_config(layout), 50)
     x = tokens(2, 17)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(60):
+    for _ in range(150):
         logits = model.logits(model(x[:, :-1]).hidden)
         loss = F.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten())
+        if loss < 0.1:
+            break
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
