@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -29,13 +29,16 @@ def gradient_norms(decoder: nn.Module) -> dict[str, float]:
 
 @torch.no_grad()
 def forward_statistics(decoder: nn.Module, batch: Batch) -> dict[str, float]:
-    """activation_rms/<layer> behind each block and state_rms/<layer>/<entry> at the end of the first row of `batch`.
+    """activation_rms/<layer> behind each block, and of the first row of `batch` by layer and entry of the state:
+
+    state_rms at its end, and log_decay_mean, _min and _max of what multiplies the state at each token.
 
     It costs a forward pass of one row, run eagerly, so that compiled blocks are not compiled anew for it.
     """
     row = Batch(batch.tokens[:1], batch.targets[:1], batch.row_start[:1])
-    with torch.compiler.set_stance("force_eager"), _outputs_of_layers(decoder) as found:
+    with torch.compiler.set_stance("force_eager"), _outputs_of_layers(decoder) as found, _decays(decoder) as decays:
         out = decoder(row.tokens, row.segments, return_state=True)
+    found |= decays
     found |= {
         f"state_rms/layers.{i}/{entry}": _rms(value)
         for i, state in enumerate(out.state)
@@ -62,6 +65,28 @@ def _outputs_of_layers(decoder: nn.Module) -> Iterator[dict[str, Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def _decays(decoder: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Collects what the mixers tell of their log-decays."""
+    found: dict[str, Tensor] = {}
+
+    def watch(layer: str) -> Callable[[str, Tensor], None]:
+        def note(entry: str, log_decay: Tensor) -> None:
+            wide = log_decay.float()
+            for name, value in (("mean", wide.mean()), ("min", wide.amin()), ("max", wide.amax())):
+                found[f"log_decay_{name}/{layer}/{entry}"] = value
+
+        return note
+
+    for i, block in enumerate(decoder.layers):
+        block.mixer.watch = watch(f"layers.{i}")
+    try:
+        yield found
+    finally:
+        for block in decoder.layers:
+            del block.mixer.watch
 
 
 def _rms(tensor: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ Shape suffixes, used all over the project:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,10 @@ class TokenMixer(nn.Module):
     * nothing in `forward` branches on, or reads, a Python number that differs between layers, so that
       `torch.compile` compiles all layers once.
     """
+
+    watch: Callable[[str, Tensor], None] | None = (
+        None  # probes: told the name of a state and its log-decays in `forward`
+    )
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int) -> None:
         super().__init__()

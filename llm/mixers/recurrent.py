@@ -128,7 +128,7 @@ class RecurrentMixer(TokenMixer):
     def forward(
         self, x_BTD: Tensor, segments: Segments, state: MixerState | None = None, *, return_state: bool = False
     ) -> MixerOutput:
-        walk = Rows(segments, state)
+        walk = Rows(segments, state, self.watch)
         y = self.mix(x_BTD, walk)
         return MixerOutput(y, walk.new_state if return_state else None, {})
 

@@ -21,6 +21,7 @@ from mixer_kernels.linear_attention import linear_attention, linear_attention_st
 from mixer_kernels.segments import Segments
 
 Operator = Callable[..., tuple[Tensor, Tensor]]
+Watch = Callable[[str, Tensor], None]
 MICRO_STEPPED = ("k", "v", "g", "beta", "e")
 
 
@@ -65,13 +66,16 @@ class Walk:
 
 
 class Rows(Walk):
-    """Over whole rows of packed documents: tensors are [B, T, ...]."""
+    """Over whole rows of packed documents: tensors are [B, T, ...]. `watch` as in `TokenMixer`."""
 
-    def __init__(self, segments: Segments, state: MixerState | None) -> None:
+    def __init__(self, segments: Segments, state: MixerState | None, watch: Watch | None = None) -> None:
         super().__init__(state or {})
-        self.segments = segments
+        self.segments, self.watch = segments, watch
 
     def recur(self, name: str, operator: Operator, step: Operator, **operands: Any) -> Tensor:
+        if self.watch is not None:
+            for log_decay in filter(torch.is_tensor, (operands.get("g"), operands.get("gv"))):
+                self.watch(name, log_decay)
         if _micro_stepped(operands):  # [B, T, n, ...] -> [B, T n, ...]
             stride = operands["k"].shape[2]
             operands |= {key: operands[key].flatten(1, 2) for key in MICRO_STEPPED if key in operands}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 
 from llm.data.batch import Batch
@@ -35,3 +38,20 @@ def test_statistics_find_the_layer_that_blows_up(make_model, layout):
     after = forward_statistics(model, batch)
     assert after["activation_rms/layers.1"] == before["activation_rms/layers.1"]
     assert after["activation_rms/layers.2"] > 10 * before["activation_rms/layers.2"]
+
+
+@pytest.mark.parametrize("mixer", ["gdn", "kda", "gla"])
+def test_log_decays_are_those_of_the_gates(make_model, mixer):
+    model = make_model(mixer, dtype=torch.float32)
+    found = forward_statistics(model, batch_of())
+    for i in range(4):
+        low, mean, high = (found[f"log_decay_{x}/layers.{i}/recurrent"] for x in ("min", "mean", "max"))
+        assert low < mean < high <= 0
+    with torch.no_grad():
+        for parameter in model.layers[1].mixer.parameters():
+            parameter.zero_()  # A = 1 and softplus(0) = log 2; or logsigmoid(0) / 16
+    expected = -math.log(2) / (16 if mixer == "gla" else 1)
+    after = forward_statistics(model, batch_of())
+    assert after["log_decay_min/layers.1/recurrent"] == pytest.approx(expected, rel=1e-5)
+    assert after["log_decay_max/layers.1/recurrent"] == pytest.approx(expected, rel=1e-5)
+    assert all(block.mixer.watch is None for block in model.layers)
