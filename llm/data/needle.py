@@ -70,7 +70,7 @@ class Hider:
 
     def check(self, context: int) -> None:
         """UserError unless half of a row is left to the text."""
-        told, question, answer = self._sentences(np.random.default_rng(0))
+        told, _, question, answer = self._sentences(np.random.default_rng(0))
         needed = sum(map(len, told)) + len(question) + len(answer)
         if 2 * needed > context:
             raise UserError(
@@ -78,13 +78,21 @@ class Hider:
                 f"give a context of {2 * needed} or fewer of them."
             )
 
-    def hide(self, row: Row, *key: Any) -> Row:
-        """The row, one document, with needles at random depths and a question and its answer at the end."""
+    def hide(self, row: Row, *key: Any, depth: float | None = None) -> Row:
+        """The row, one document, with needles in it and a question and its answer at the end.
+
+        `depth`, a share of the text, is where the needle lies that is asked for (of one number); all others, and it
+        too without `depth`, lie anywhere.
+        """
         rng = np.random.default_rng(derive_key(self.seed, "needle", *key))
-        told, question, answer = self._sentences(rng)
+        told, wanted, question, answer = self._sentences(rng)
         length = len(row.ids)
         n_text = length - sum(map(len, told)) - len(question) - len(answer)
         depths = np.sort(rng.integers(0, n_text + 1, len(told)))
+        if depth is not None:
+            depths[wanted] = round(depth * n_text)
+            order = np.argsort(depths, kind="stable")
+            told, depths = [told[i] for i in order], depths[order]
         text = np.split(row.ids[:n_text], depths)
         parts = [part for pair in zip(text, [*told, question], strict=True) for part in pair]
         ids = np.concatenate([*parts, answer])
@@ -93,8 +101,8 @@ class Hider:
             labels[: length - 1 - len(answer)] = IGNORED
         return Row(ids, np.zeros(length, dtype=np.int32), labels=labels, whole=True)
 
-    def _sentences(self, rng: np.random.Generator) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-        """What is told, in the order of telling, the question, and the answer."""
+    def _sentences(self, rng: np.random.Generator) -> tuple[list[np.ndarray], int, np.ndarray, np.ndarray]:
+        """What is told, in the order of telling, which of it is asked for (first), the question, and the answer."""
         keys = rng.choice(9000, self.boxes, replace=False) + 1000
         values = (rng.choice(9000, self.boxes - 1 + self.numbers, replace=False) + 1000).tolist()
         owners = [int(keys[0])] * self.numbers + keys[1:].tolist()
@@ -104,7 +112,7 @@ class Hider:
         encoded = [
             tokens[:-1] for tokens in self.encoder([*told, ASKED.format(key=keys[0]), ANSWER.format(values=wanted)])
         ]
-        return encoded[:-2], encoded[-2], encoded[-1]
+        return encoded[:-2], order.index(0), encoded[-2], encoded[-1]
 
 
 class NeedleRows:
@@ -153,6 +161,11 @@ class NeedleHeldOut:
     def __init__(self, rows: HeldOut, hider: Hider) -> None:
         self._rows, self._hider, self.name, self.context = rows, hider, rows.name, rows.context
         self.fingerprint = digest("needle held out", rows.fingerprint, hider.boxes, hider.numbers, hider.seed)
+
+    @property
+    def text(self) -> HeldOut:
+        """The rows without needles."""
+        return self._rows
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from llm.columns import in_columns
 from llm.config import TrainConfig
 from llm.errors import UserError
 from llm.finished import is_finished
@@ -17,7 +18,6 @@ from llm.runfolder import read_config
 from llm.schedules import total_steps
 from llm.session import check
 from llm.sweep.jobs import Job, axes
-from llm.sweep.report import table
 from llm.sweep.settings import SweepConfig
 from llm.tokenizer import load_tokenizer
 
@@ -36,7 +36,7 @@ def forecast(settings: SweepConfig, jobs: Sequence[Job]) -> str:
         what = " ".join(f"{k}={job.values()[k]}" for k in varied if k in job.values()) or mixer_label(job.config)
         figures = (f"{left:,}", f"{speed:,.0f} {mark}", f"{left / speed / 3600:.2f}")
         rows.append((what, state_of(job), *figures, str(job.run_dir)))
-    lines = [f"{len(jobs)} jobs, {tokens:,} tokens to train, {hours:,.1f} GPU-hours", "", table(rows), ""]
+    lines = [f"{len(jobs)} jobs, {tokens:,} tokens to train, {hours:,.1f} GPU-hours", "", in_columns(rows), ""]
     return "\n".join([*lines, *(f"{mark} {source}" for source, mark in notes.items())])
 
 

@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm.columns import in_columns
+
 if TYPE_CHECKING:
     from llm.sweep.record import SweepFolder
 
@@ -34,13 +36,7 @@ def summary(folder: SweepFolder) -> str:
         cells = (entry["status"], code, f"{entry['seconds']:.0f}", str(entry["starts"]), shown)
         rows.append((*cells, describe(entry), str(job.run_dir)))
     failures = [f"{describe(e)}: {e['reason']}" for e in folder.record["jobs"] if e["status"] == "failed"]
-    return "\n".join([table(rows), *(f"failed: {line}" for line in failures)])
-
-
-def table(rows: list[tuple[str, ...]]) -> str:
-    """Rows of cells as aligned text, the first row being the head."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join([in_columns(rows), *(f"failed: {line}" for line in failures)])
 
 
 def describe(entry: dict[str, Any]) -> str:
