@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
@@ -21,7 +22,8 @@ def main() -> int:
         (spec, case)
         for spec in all_specs().values()
         if not arguments.ops or spec.name in arguments.ops
-        for case in [c for c in spec.bench_cases if arguments.cases in c.name][: arguments.first]
+        for case in spec.bench_cases
+        if any(fnmatch(case.name, pattern) for pattern in arguments.cases)
     ]
     limits = bench.ceilings()
     where = report.environment(limits, peer.version())
@@ -39,8 +41,9 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ops", nargs="*", help="operators to time; all by default")
-    parser.add_argument("--cases", default="", help="only cases whose name contains this")
-    parser.add_argument("--first", type=int, help="only the first so many cases of each operator")
+    parser.add_argument(
+        "--cases", nargs="+", default=["*"], help="only cases of these names, like scalar or 'kda, T *'"
+    )
     choices = ("chunked", "fla", "softmax", "first calls")
     parser.add_argument("--without", nargs="*", default=[], choices=choices, help="leave these out")
     parser.add_argument("--kernels", action="store_true", help="print the time of each kernel as well")

@@ -75,11 +75,13 @@ def tune(calls: Sequence[Callable[[], object]], kept: Path | None = None) -> tup
         _copy_choices(kept, cache)
     counts = compile_ahead(calls)
     brief = partial(do_bench, warmup=5, rep=20)
-    with mock.patch.object(triton.runtime.driver.active, "get_benchmarker", return_value=brief):
-        for call in calls:
-            call()
-    if kept is not None:
-        _copy_choices(cache, kept)
+    try:
+        with mock.patch.object(triton.runtime.driver.active, "get_benchmarker", return_value=brief):
+            for call in calls:
+                call()
+    finally:
+        if kept is not None:
+            _copy_choices(cache, kept)
     return counts
 
 
