@@ -72,7 +72,7 @@ def after_delay(number: signal.Signals) -> Fault:
 
 FAULTS: dict[str, Fault] = {
     "SIGKILL at a random instant": after_delay(signal.SIGKILL),
-    "SIGKILL in a step": at_call(trainer.Trainer, "_clip", 12),
+    "SIGKILL in a step": at_call(trainer.Trainer, "clip", 12),
     "SIGKILL in evaluation": at_call(trainer.Trainer, "_validate", 3),
     "SIGKILL while tensors are written": at_call(checkpoint, "_save_tensors", 9),
     "SIGKILL while files are hashed": at_call(checkpoint, "sha256", 20),

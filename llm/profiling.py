@@ -9,6 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 SKIPPED, WARMUP, TRACED = 3, 1, 3  # steps: the first ones compile and allocate
+TRACED_STEPS = SKIPPED + WARMUP + TRACED  # until the trace is written
 ROWS = 40
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -48,7 +48,7 @@ from llm.saving import Saver
 from llm.schedules import build_schedule, total_steps
 from llm.sharding import whole
 from llm.state import TrainState, load_initial_weights, rng_tensors, seed_everything
-from llm.stopping import Outcome, StopSignals, WallTime
+from llm.stopping import Outcome, StopNow, StopSignals, WallTime
 
 SAVE_ATTEMPTS = 3  # at the end of a run
 
@@ -76,6 +76,7 @@ class Trainer:
         loggers: Sequence[Logger],
         run: RunFolder,
         accelerator: Accelerator,
+        signals: StopSignals | None = None,
     ) -> None:
         self.config, self.rows, self.validation, self.run = config, rows, validation, run
         self.accelerator, self.device = accelerator, accelerator.device
@@ -98,7 +99,7 @@ class Trainer:
         self.clock = Clock(self.device)
         self.throughput = Throughput(self.clock)
         self.wall_time = WallTime(config.max_wall_time)
-        self.signals = StopSignals()
+        self.signals = signals or StopSignals()
         self.agreement = Agreement()
 
     def fit(self) -> Summary:
@@ -110,9 +111,9 @@ class Trainer:
                 self.report()  # of a step whose validation a stop cut short
                 while (outcome := self._outcome()) is Outcome.RUNNING:
                     with self._timed():
-                        self.step()
+                        stepped = self.step()
                         self.report()
-                    if self._due(self.config.checkpoint.every):
+                    if stepped and self._due(self.config.checkpoint.every):
                         self.save()
                     if profile is not None:
                         profile.step()
@@ -126,22 +127,35 @@ class Trainer:
                 self.run.close()
         return Summary(outcome, self.state.step, self.state.latest)
 
-    def step(self) -> None:
-        """One optimizer step: all its micro-batches, one update."""
-        micro_batches = [next(self.batches) for _ in range(self.plan.passes)]
+    def step(self) -> bool:
+        """One optimizer step: all its micro-batches, one update. False, and nothing done, where a stop was asked for."""
+        micro_batches = self._next_batches()
+        if micro_batches is None:
+            return False
         counted = self._total(sum((batch.targets != IGNORED).sum() for batch in micro_batches))
         loss = torch.zeros((), device=self.device)
         for batch in micro_batches:
             with last_pass(self.objective, batch is micro_batches[-1], self.accelerator):
                 loss += self._forward_backward(batch.to(self.device), counted)
         self._probe(micro_batches[0])
-        loss, grad_norm = self._total(loss), self._clip()
+        loss, grad_norm = self._total(loss), self.clip()
         if self.guard.admits(self.state.step + 1, loss, grad_norm):
             self._update()
             self._advance(micro_batches)
             self._note(loss, counted, grad_norm)
         else:
             self._pass_over(micro_batches)
+        return True
+
+    def _next_batches(self) -> list[Batch] | None:
+        """The micro-batches of a step; None where a stop was asked for, even in the middle of waiting for them.
+
+        What was read of them is lost, and read again by the resumed run: the position of the data is that of whole steps.
+        """
+        micro_batches = []
+        with suppress(StopNow), self.signals.at_once():
+            micro_batches = [next(self.batches) for _ in range(self.plan.passes)]
+        return micro_batches if self._asked_to_stop() is Outcome.RUNNING else None
 
     def _forward_backward(self, batch: Batch, counted: Tensor) -> Tensor:
         """Add this batch's share of the step's gradient; return its summed cross-entropy.
@@ -160,7 +174,7 @@ class Trainer:
                 statistics = forward_statistics(self.model, batch.to(self.device))
             self.state.probes = gradient_norms(self.model) | statistics
 
-    def _clip(self) -> Tensor:
+    def clip(self) -> Tensor:
         """Scale the gradient down to `optim.clip` where it is longer; its norm before, over all parameters."""
         limit = float("inf") if self.config.optim.clip is None else self.config.optim.clip
         return whole(nn.utils.clip_grad_norm_(self.model.parameters(), limit))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import tempfile
 import time
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from pathlib import Path
 
 import torch
 
 from llm.bench.rows import RandomRows
+from llm.bench.split import split, synchronize
+from llm.bench.timing import WARMUP, Timing
 from llm.build import build_leaf, build_model
 from llm.compiling import compiled_graphs
 from llm.compose import compose
@@ -20,39 +21,9 @@ from llm.loss import NextTokenLoss
 from llm.metrics import peak_flops, peak_memory
 from llm.optim import build_optimizer
 from llm.parallel import build_accelerator, distribute
+from llm.profiling import TRACED_STEPS, profiler
 from llm.runfolder import open_run
 from llm.trainer import Trainer
-
-WARMUP = 4  # steps behind the first that are not timed: allocations, autotuned libraries
-
-
-@dataclass
-class Timing:
-    """A model's training step: times in milliseconds (the first one in seconds), memory in GiB.
-
-    `mfu` counts the model's own products against the dense bf16 peak of the device, documents by their lengths; None
-    where the peak or the products are not known. `later_graphs` were compiled behind the first step. `split` is what
-    parts of the step take alone.
-    """
-
-    name: str
-    parameters: int
-    context: int
-    rows: int
-    packed: bool
-    milliseconds: float
-    tokens_per_second: float
-    mfu: float | None
-    memory: float
-    first_step: float
-    graphs: int
-    later_graphs: int
-    loss: float
-    split: dict[str, float] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON data."""
-        return asdict(self)
 
 
 def bench_config(words: list[str], *, context: int, tokens: int) -> TrainConfig:
@@ -75,12 +46,18 @@ def build_trainer(config: TrainConfig, run_dir: str, *, packed: bool) -> Trainer
     return Trainer(config, model, objective, optimizer, rows, {}, [], run, accelerator)
 
 
-def time_steps(config: TrainConfig, *, packed: bool, steps: int) -> Timing:
-    """Time `steps` optimizer steps behind the first and `WARMUP` others."""
+def time_steps(
+    config: TrainConfig, *, packed: bool, steps: int, by_part: bool = False, profile_into: Path | None = None
+) -> Timing:
+    """Time `steps` optimizer steps behind the first and `WARMUP` others; then, if wanted, the parts of one alone.
+
+    With `profile_into`, a folder, write a trace and a table of a few further steps.
+    """
     with tempfile.TemporaryDirectory() as folder:
         graphs = compiled_graphs()
         trainer = build_trainer(config, folder, packed=packed)
         trainer.resume()
+        reset_peak(trainer.device)
         with closing(trainer.batches):
             built = time.perf_counter()
             run_steps(trainer, 1)
@@ -89,6 +66,12 @@ def time_steps(config: TrainConfig, *, packed: bool, steps: int) -> Timing:
             flops = trainer.throughput.flops
             seconds = run_steps(trainer, steps)
             flops = trainer.throughput.flops - flops
+            memory, later = peak_memory(trainer.device), compiled_graphs() - of_first
+            with profiler(profile_into is not None, profile_into or Path(folder)) as profile:
+                for _ in range(TRACED_STEPS if profile else 0):
+                    trainer.step()
+                    profile.step()
+            parts = split(trainer, 1000 * seconds / steps) if by_part else {}
         peak = peak_flops(trainer.device)
         window = trainer.state.window.flush()
         trainer.run.close()
@@ -101,11 +84,12 @@ def time_steps(config: TrainConfig, *, packed: bool, steps: int) -> Timing:
         milliseconds=1000 * seconds / steps,
         tokens_per_second=steps * config.batch_tokens / seconds,
         mfu=flops / seconds / peak if peak else None,
-        memory=peak_memory(trainer.device),
+        memory=memory,
         first_step=first,
         graphs=of_first - graphs,
-        later_graphs=compiled_graphs() - of_first,
+        later_graphs=later,
         loss=window["loss"] / window["counted"],
+        split=parts,
     )
 
 
@@ -119,7 +103,7 @@ def run_steps(trainer: Trainer, steps: int) -> float:
     return time.perf_counter() - began
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait for `device`."""
+def reset_peak(device: torch.device) -> None:
+    """Begin to measure memory anew."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
