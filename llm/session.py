@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NamedTuple
 
 import torch
 
@@ -20,7 +21,7 @@ from llm.report import model_facts, report, size_warnings
 from llm.runfolder import RunFolder, open_run
 from llm.schedules import build_schedule, total_steps
 from llm.state import check_initial_weights
-from llm.stopping import Outcome, WallTime
+from llm.stopping import Outcome, StopNow, StopSignals, WallTime
 from llm.tokenizer import load_tokenizer, vocabulary_size
 from llm.trainer import Summary, Trainer
 
@@ -35,6 +36,29 @@ def dry_run(config: TrainConfig) -> int:
 
 def train(config: TrainConfig) -> int:
     """Train, or go on training, the run of `config`. Returns the exit code."""
+    with StopSignals() as signals:
+        try:
+            with signals.at_once():  # there is nothing to save before training begins
+                job = prepare(config, signals)
+        except StopNow:
+            say("stopped before training began; the same command begins again")
+            return signals.outcome.exit_code
+        summary = job.trainer.fit()
+    if job.trainer.accelerator.is_main_process:
+        conclude(summary, job.trainer.run, job.validation)
+    job.trainer.accelerator.end_training()
+    return summary.outcome.exit_code
+
+
+class Job(NamedTuple):
+    """A trainer that is ready to go, and the held-out text that it knows."""
+
+    trainer: Trainer
+    validation: dict[str, HeldOutRows]
+
+
+def prepare(config: TrainConfig, signals: StopSignals) -> Job:
+    """Everything that comes before training: mistakes are found, the run's folder is taken, data and model are made."""
     accelerator = build_accelerator(config)
     tokenizer = load_tokenizer(config.tokenizer.path)
     vocab_size = vocabulary_size(config.tokenizer, tokenizer)
@@ -53,13 +77,11 @@ def train(config: TrainConfig) -> int:
         model = build_model(config, vocab_size)
         objective = distribute(NextTokenLoss(model), config, accelerator)
         optimizer = build_optimizer(config.optim, model, build_leaf)
-        summary = Trainer(config, model, objective, optimizer, rows, validation, loggers, run, accelerator).fit()
-    finally:
+        trainer = Trainer(config, model, objective, optimizer, rows, validation, loggers, run, accelerator, signals)
+    except BaseException:
         run.close()
-    if accelerator.is_main_process:
-        conclude(summary, run, validation)
-    accelerator.end_training()
-    return summary.outcome.exit_code
+        raise
+    return Job(trainer, validation)
 
 
 def check(config: TrainConfig, vocab_size: int, world_size: int) -> Decoder:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType, TracebackType
 
@@ -31,29 +32,55 @@ class Outcome(IntEnum):
         return {self.OUT_OF_TIME: 75, self.PREEMPTED: 75, self.INTERRUPTED: 130, self.UNSAVED: 74}.get(self, 0)
 
 
+class StopNow(BaseException):
+    """A signal came where nothing would be lost. Not an Exception, so that nothing takes it for one and tries again."""
+
+
 class StopSignals:
     """Within it, a signal sets `outcome` for the next step boundary instead of ending the process.
 
-    The handlers are put back at the first SIGINT, so that a second one stops at once.
+    The handlers are put back at the first SIGINT, so that a second one stops at once. It may be entered again inside.
     """
 
     def __init__(self) -> None:
         self.outcome = Outcome.RUNNING
         self._previous: dict[int, object] = {}
+        self._entered, self._at_once = 0, False
 
     def __enter__(self) -> StopSignals:
-        self._previous = {number: signal.signal(number, self._receive) for number in SIGNALS.values()}
+        self._entered += 1
+        if self._entered == 1:
+            self._previous = {number: signal.signal(number, self._receive) for number in SIGNALS.values()}
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        self._entered -= 1
+        if self._entered == 0:
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within it, a signal does not wait for a step boundary: `StopNow` is raised; so it is for one that came before.
+
+        For what may take long and leaves nothing half done: getting ready, waiting for data.
+        """
+        self._at_once = True
+        try:
+            if self.outcome is not Outcome.RUNNING:
+                raise StopNow
+            yield
+        finally:
+            self._at_once = False
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         interrupted = number == signal.SIGINT
         self.outcome = max(self.outcome, Outcome.INTERRUPTED if interrupted else Outcome.PREEMPTED)
         if interrupted:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._at_once:
+            self._at_once = False
+            raise StopNow
 
 
 class WallTime:

@@ -128,7 +128,7 @@ class Trainer:
         return Summary(outcome, self.state.step, self.state.latest)
 
     def step(self) -> bool:
-        """One optimizer step: all its micro-batches, one update. False, and nothing done, where a stop was asked for."""
+        """One optimizer step: all its micro-batches, one update. False, and no step, where a stop was asked for."""
         micro_batches = self._next_batches()
         if micro_batches is None:
             return False
@@ -150,7 +150,7 @@ class Trainer:
     def _next_batches(self) -> list[Batch] | None:
         """The micro-batches of a step; None where a stop was asked for, even in the middle of waiting for them.
 
-        What was read of them is lost, and read again by the resumed run: the position of the data is that of whole steps.
+        What was read of them is read again by the resumed run: the position of the data is that of whole steps.
         """
         micro_batches = []
         with suppress(StopNow), self.signals.at_once():

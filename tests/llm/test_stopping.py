@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 
 import pytest
 
+from llm import session
+from llm.compose import compose
 from llm.errors import UserError
+from llm.loggers import Logger
+from llm.runlock import RunLock
 from llm.runs_equal import metrics_of
 from llm.stopping import Outcome, StopSignals, WallTime, parse_duration
 
@@ -50,6 +56,57 @@ def test_a_crash_after_a_validation_was_done_again(train, whole, tmp_path, at, a
     assert metrics_of(tmp_path / "parts")[-1]["step"] == 4
     train("parts")
     assert_same_run(whole, tmp_path / "parts")
+
+
+def test_a_signal_while_data_are_waited_for_ends_the_wait(words, make_trainer, train, whole, tmp_path, assert_same_run):
+    trainer = make_trainer(words("parts"))
+    read = type(trainer.rows).place
+
+    class Hung(Exception):
+        pass
+
+    def hang_in_step_6(number):
+        if number >= 4 * 5 + 3:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            time.sleep(60)
+            raise Hung
+        return read(trainer.rows, number)
+
+    trainer.rows.place = hang_in_step_6
+    began = time.monotonic()
+    summary = trainer.fit()
+    assert (summary.outcome, summary.step) == (Outcome.PREEMPTED, 5)
+    assert time.monotonic() - began < 30
+    train("parts")
+    assert_same_run(whole, tmp_path / "parts")
+
+
+def test_a_signal_in_the_first_forward_pass_saves_behind_the_first_step(
+    words, make_trainer, train, whole, tmp_path, assert_same_run
+):
+    """Where compiling and warming up take their time."""
+    trainer = make_trainer(words("parts"))
+    hook = trainer.model.register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGUSR1))
+    trainer.loggers.loggers.append(type("Once", (Logger,), {"advance": lambda self, step: hook.remove()})())
+    summary = trainer.fit()
+    assert (summary.outcome, summary.step) == (Outcome.PREEMPTED, 1)
+    train("parts")
+    assert_same_run(whole, tmp_path / "parts")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_before_training_ends_the_preparation(words, monkeypatch, tmp_path, number, code):
+    def slow(*args):
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr(session, "training_rows", slow)
+    began = time.monotonic()
+    assert session.train(compose(words("run"))) == code
+    assert time.monotonic() - began < 30
+    assert signal.getsignal(number) is before
+    assert RunLock(tmp_path / "run").acquire() is None, "the folder is free"
 
 
 def test_a_second_interrupt_stops_at_once():
