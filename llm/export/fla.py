@@ -161,11 +161,15 @@ def _gla_needs(mixer: GatedLinearAttention) -> Iterable[str]:
         yield "needs gate_normalizer=16"
     if mixer.gk_proj[0].out_features != 16:
         yield "needs gate_rank=16"
+    if mixer.rotation is not None:
+        yield "has no selective_rope"
 
 
 def _delta_needs(mixer: Any) -> Iterable[str]:
     if not mixer.conv_names:
         yield "needs conv_size"
+    if mixer.rotation is not None:
+        yield "has no selective_rope"
 
 
 def _conv(mixer: Any) -> Settings:

@@ -236,6 +236,8 @@ def _delta_needs(mixer: Any) -> Iterable[str]:
         yield "needs conv_size"
     if mixer.beta_max != 1:
         yield "has no negative_eigenvalues"
+    if mixer.rotation is not None:
+        yield "has no selective_rope"
 
 
 def _qk_norm_needs(mixer: SoftmaxAttention) -> Iterable[str]:

@@ -26,7 +26,7 @@ class GateLoop(AdditiveMixer):
     """
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, **common: Any) -> None:
-        super().__init__(d_model, layer_idx, n_layers, **common)
+        super().__init__(d_model, layer_idx, n_layers, selective_rope=None, **common)
         if self.head_k_dim % 2:
             raise ValueError(f"head_k_dim={self.head_k_dim} is odd: complex channels are pairs; use an even size")
         self.a_proj = nn.Linear(d_model, self.key_dim // 2, bias=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -37,11 +39,12 @@ class GatedDeltaNet(RecurrentMixer):
         negative_eigenvalues: bool = False,
         norm_eps: float = 1e-6,
         impl: str = "auto",
+        **common: Any,
     ) -> None:
         super().__init__(
             d_model, layer_idx, n_layers,
             head_k_dim=head_k_dim, expand_v=expand_v, num_heads=num_heads, conv_size=conv_size,
-            norm_eps=norm_eps, gate_activation="silu", impl=impl,
+            norm_eps=norm_eps, gate_activation="silu", impl=impl, **common,
         )  # fmt: skip
         self.beta_max = 2.0 if negative_eigenvalues else 1.0
         self.a_proj = nn.Linear(d_model, self.num_heads, bias=False)

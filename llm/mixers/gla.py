@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -35,11 +37,12 @@ class GatedLinearAttention(RecurrentMixer):
         gate_normalizer: float = 16.0,
         norm_eps: float = 1e-6,
         impl: str = "auto",
+        **common: Any,
     ) -> None:
         super().__init__(
             d_model, layer_idx, n_layers,
             head_k_dim=head_k_dim, expand_v=expand_v, num_heads=num_heads, conv_size=conv_size,
-            norm_eps=norm_eps, gate_activation="silu", impl=impl,
+            norm_eps=norm_eps, gate_activation="silu", impl=impl, **common,
         )  # fmt: skip
         self.gate_normalizer = gate_normalizer
         self.gk_proj = low_rank(d_model, gate_rank, self.key_dim, bias=True)

@@ -50,7 +50,8 @@ class GatedSlotAttention(AdditiveMixer):
 
     def wide_state(self) -> dict[str, tuple[int, ...]]:
         heads, slots = self.num_heads, self.num_slots
-        return {"recurrent": (heads, self.head_k_dim, slots), "recurrent_values": (heads, slots, self.head_v_dim)}
+        matrices = {"recurrent": (heads, self.head_k_dim, slots), "recurrent_values": (heads, slots, self.head_v_dim)}
+        return super().wide_state() | matrices
 
     def products(self) -> int:
         return self.state_products * self.state_elements()

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from llm.mixers.base import MixerOutput, MixerState, TokenMixer
+from llm.mixers.rotation import SelectiveRotation
 from llm.mixers.walk import OneToken, Operator, Rows, Walk
 from llm.model.norm import GatedRMSNorm
 from llm.model.precision import widen
+from llm.model.rotary import rotate_by
 from llm.model.shortconv import ShortConvolution
 from mixer_kernels.delta_rule import delta_rule, delta_rule_step
 from mixer_kernels.linear_attention import linear_attention, linear_attention_step
@@ -26,8 +28,10 @@ class RecurrentMixer(TokenMixer):
 
     Common settings: `head_k_dim`, `expand_v` (value size of a head / key size), `num_heads` (null: as many as make the
     values d_model wide), `conv_size` (taps of the convolutions on q, k and v; null: none), `norm_eps`, `impl`
-    (implementation of the operator, see `mixer_kernels`). Of the class: `gate_activation` (of the output gate; null:
-    no gate, the normalisation alone), `key_heads` (heads of q and k that value heads share; null: each its own).
+    (implementation of the operator, see `mixer_kernels`), `selective_rope` (rank of the projection of angles by which
+    q and k are rotated, see `SelectiveRotation`; null: no rotation). Of the class: `gate_activation` (of the output
+    gate; null: no gate, the normalisation alone), `key_heads` (heads of q and k that value heads share; null: each its
+    own).
 
     The state is ``recurrent`` [B, H, K, V] in fp32 and, with convolutions, the last inputs of q, k and v; `wide_state`
     and `narrow_state` list more. Raises ValueError where heads do not fit the width.
@@ -53,6 +57,7 @@ class RecurrentMixer(TokenMixer):
         norm_eps: float = 1e-6,
         gate_activation: str | None = "silu",
         key_heads: int | None = None,
+        selective_rope: int | None = None,
         impl: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
@@ -75,6 +80,9 @@ class RecurrentMixer(TokenMixer):
         self.conv_names = tuple(f"{name}_conv1d" for name in sizes) if conv_size else ()
         for name in self.conv_names:
             setattr(self, name, ShortConvolution(sizes[name[0]], conv_size))
+        self.rotation = (
+            SelectiveRotation(d_model, self.key_heads, head_k_dim, rank=selective_rope) if selective_rope else None
+        )
 
     def projected(self) -> dict[str, int]:
         """Widths of the projections q, k and v."""
@@ -104,7 +112,11 @@ class RecurrentMixer(TokenMixer):
             q, k, v = (
                 walk.convolve(name, getattr(self, name), y) for name, y in zip(self.conv_names, (q, k, v), strict=True)
             )
-        return self.by_head(q, self.head_k_dim), self.by_head(k, self.head_k_dim), self.by_head(v, self.head_v_dim)
+        q, k, v = self.by_head(q, self.head_k_dim), self.by_head(k, self.head_k_dim), self.by_head(v, self.head_v_dim)
+        if self.rotation is not None:
+            angle = self.rotation(x, walk)
+            q, k = rotate_by(q, angle), rotate_by(k, angle)
+        return q, k, v
 
     def recur(self, walk: Walk, operands: dict[str, Tensor]) -> Tensor:
         """The operator over the state ``recurrent``: o [.., H, V]."""
@@ -138,12 +150,14 @@ class RecurrentMixer(TokenMixer):
 
     def wide_state(self) -> dict[str, tuple[int, ...]]:
         """Shapes, without the batch, of what recurs: in fp32."""
-        return {"recurrent": (self.num_heads, self.head_k_dim, self.head_v_dim)}
+        rotation = {} if self.rotation is None else self.rotation.wide_state()
+        return {"recurrent": (self.num_heads, self.head_k_dim, self.head_v_dim), **rotation}
 
     def narrow_state(self) -> dict[str, tuple[int, ...]]:
         """Shapes, without the batch, of what is remembered of the latest tokens: in the activations' dtype."""
         convolutions = {name: getattr(self, name) for name in self.conv_names}
-        return {name: (c.size - 1, c.weight.shape[0]) for name, c in convolutions.items()}
+        rotation = {} if self.rotation is None else self.rotation.narrow_state()
+        return {name: (c.size - 1, c.weight.shape[0]) for name, c in convolutions.items()} | rotation
 
     def init_state(self, batch: int, max_context: int, device: torch.device | str, dtype: torch.dtype) -> MixerState:
         wide = torch.promote_types(dtype, torch.float32)

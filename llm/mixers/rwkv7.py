@@ -37,7 +37,7 @@ class RWKV7(DeltaMixer):
     state_products = 5  # twice erase and write, read
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, norm_eps: float = 1e-5, **common: Any) -> None:
-        super().__init__(d_model, layer_idx, n_layers, norm_eps=norm_eps, conv_size=None, **common)
+        super().__init__(d_model, layer_idx, n_layers, norm_eps=norm_eps, conv_size=None, selective_rope=None, **common)
         self.layer_idx, self.n_layers = layer_idx, n_layers  # read at initialisation only
         for name in SHIFTED:
             setattr(self, f"x_{name}", nn.Parameter(torch.empty(d_model)))

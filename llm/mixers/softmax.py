@@ -6,9 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from llm.mixers.base import MixerOutput, MixerState, TokenMixer
+from llm.mixers.walk import Rows, Walk
 from llm.model.attention import attend, attend_causally
 from llm.model.precision import widen
 from llm.model.rotary import rotate
+from llm.model.shortconv import ShortConvolution
 from mixer_kernels.segments import Segments
 
 
@@ -56,29 +58,31 @@ class SoftmaxAttention(TokenMixer):
     def forward(
         self, x_BTD: Tensor, segments: Segments, state: MixerState | None = None, *, return_state: bool = False
     ) -> MixerOutput:
-        positions = segments.positions(None if state is None else state["position"])
-        q, k, v = self._project(x_BTD, positions)
+        walk = Rows(segments, state)
+        positions = walk.positions()
+        q, new = self._project(x_BTD, positions, walk)
         if state is None:
-            o = attend_causally(q, k, v, segments, self.window)
+            o = self._attend_causally(q, new, segments)
         else:
-            keys = torch.cat([state["k"].to(k.dtype), k], dim=1)
-            values = torch.cat([state["v"].to(v.dtype), v], dim=1)
+            held = {name: torch.cat([state[name].to(y.dtype), y], dim=1) for name, y in new.items()}
             cached = self._cache_visible(state, positions, segments)
-            o = attend(q, keys, values, torch.cat([cached, segments.visible(self.window)], dim=2))
+            o = self._attend(q, held, torch.cat([cached, segments.visible(self.window)], dim=2))
         y = self._output(o, x_BTD)
         if not return_state:
             return MixerOutput(y, None, {})
         if state is None:
-            state = self.init_state(x_BTD.shape[0], x_BTD.shape[1], x_BTD.device, k.dtype)
-        return MixerOutput(y, self._append(state, k, v, positions, segments), {})
+            state = self.init_state(x_BTD.shape[0], x_BTD.shape[1], x_BTD.device, new["k"].dtype)
+        return MixerOutput(y, walk.new_state | self._append(state, new, positions, segments), {})
 
     def step(self, x_BD: Tensor, state: MixerState) -> tuple[Tensor, MixerState]:
-        x_B1D, position_B1 = x_BD[:, None], state["position"][:, None]
-        q, k, v = self._project(x_B1D, position_B1)
         one = Segments.whole_rows(x_BD.shape[0], 1, x_BD.device, continued=True)
-        state = self._append(state, k, v, position_B1, one)
+        x_B1D, walk = x_BD[:, None], Rows(one, state)
+        position_B1 = walk.positions()
+        q, new = self._project(x_B1D, position_B1, walk)
+        state = state | walk.new_state | self._append(state, new, position_B1, one)
         visible = self._cache_visible(state, position_B1, one)
-        return self._output(attend(q, state["k"].to(q.dtype), state["v"].to(q.dtype), visible), x_B1D)[:, 0], state
+        held = {name: state[name].to(y.dtype) for name, y in new.items()}
+        return self._output(self._attend(q, held, visible), x_B1D)[:, 0], state
 
     def init_state(self, batch: int, max_context: int, device: torch.device | str, dtype: torch.dtype) -> MixerState:
         slots = min(max_context, self.window or max_context)
@@ -92,27 +96,42 @@ class SoftmaxAttention(TokenMixer):
         return 0
 
     def flops(self, tokens: int, sum_len_squared: int) -> int:
-        matrices = sum(m.weight.numel() for m in self.children() if isinstance(m, nn.Linear))
+        matrices = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
         pairs = (sum_len_squared + tokens) // 2  # a token sees itself and what came before
         if self.window is not None:
             pairs = min(pairs, tokens * self.window)
         return 2 * tokens * matrices + 4 * pairs * self.num_heads * self.head_dim
 
     def reset_parameters(self, std: float) -> None:
-        for module in self.children():
+        for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=std)
-            elif isinstance(module, nn.RMSNorm):
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.RMSNorm | ShortConvolution):
                 module.reset_parameters()
 
-    def _project(self, x_BTD: Tensor, positions_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, T, H, K] and k, v [B, T, HKV, K], normalised and rotated."""
+    def _project(self, x_BTD: Tensor, positions_BT: Tensor, walk: Walk) -> tuple[Tensor, dict[str, Tensor]]:
+        """q [B, T, H, K], and what the cache keeps of each token: k, v [B, T, HKV, K], normalised and rotated."""
         heads = lambda y: y.unflatten(-1, (-1, self.head_dim))  # noqa: E731
         q, k, v = heads(self.q_proj(x_BTD)), heads(self.k_proj(x_BTD)), heads(self.v_proj(x_BTD))
         q, k = self.q_norm(widen(q)).to(v.dtype), self.k_norm(widen(k)).to(v.dtype)
-        if self.rope_theta is not None:
-            q, k = rotate(q, positions_BT, self.rope_theta), rotate(k, positions_BT, self.rope_theta)
-        return q, k, v
+        q, k = self._rotate(q, k, x_BTD, positions_BT, walk)
+        return q, {"k": k, "v": v}
+
+    def _rotate(self, q: Tensor, k: Tensor, x_BTD: Tensor, positions_BT: Tensor, walk: Walk) -> tuple[Tensor, Tensor]:
+        """Give q and k their positions."""
+        if self.rope_theta is None:
+            return q, k
+        return rotate(q, positions_BT, self.rope_theta), rotate(k, positions_BT, self.rope_theta)
+
+    def _attend_causally(self, q: Tensor, new: dict[str, Tensor], segments: Segments) -> Tensor:
+        """Within the documents of rows, from what `_project` gives."""
+        return attend_causally(q, new["k"], new["v"], segments, self.window)
+
+    def _attend(self, q: Tensor, held: dict[str, Tensor], visible_BTS: Tensor) -> Tensor:
+        """To what is held of S tokens, where it is visible."""
+        return attend(q, held["k"], held["v"], visible_BTS)
 
     def _output(self, o_BTHK: Tensor, x_BTD: Tensor) -> Tensor:
         o_BTD = o_BTHK.flatten(-2)
@@ -131,19 +150,21 @@ class SoftmaxAttention(TokenMixer):
             visible = visible & (held[:, None] > positions_BT[..., None] - self.window)
         return visible
 
-    def _append(self, state: MixerState, k: Tensor, v: Tensor, positions_BT: Tensor, segments: Segments) -> MixerState:
+    def _append(
+        self, state: MixerState, new: dict[str, Tensor], positions_BT: Tensor, segments: Segments
+    ) -> MixerState:
         """The cache with the newest tokens of each row's last document written to their slots."""
         slots, last = state["k"].shape[1], positions_BT[:, -1:]
         kept = (segments.row_start == segments.row_start[:, -1:]) & (positions_BT > last - slots)
         slot_BT = torch.where(kept, positions_BT % slots, slots)  # what is not kept goes to a slot that is cut off
-        write = lambda cache, new: _scatter_tokens(cache, slot_BT, new)  # noqa: E731
-        return {"k": write(state["k"], k), "v": write(state["v"], v), "position": last[:, 0] + 1}
+        written = {name: _scatter_tokens(state[name], slot_BT, y) for name, y in new.items()}
+        return written | {"position": last[:, 0] + 1}
 
 
 def _scatter_tokens(cache: Tensor, slot_BT: Tensor, new: Tensor) -> Tensor:
-    """cache [B, S, H, K] with new [B, T, H, K] at slots [B, T]; slot S is dropped."""
+    """cache [B, S, ...] with new [B, T, ...] at slots [B, T]; slot S is dropped."""
     padded = torch.cat([cache, cache[:, :1]], dim=1)
-    index = slot_BT[..., None, None].expand_as(new)
+    index = slot_BT.view(*slot_BT.shape, *[1] * (new.ndim - 2)).expand_as(new)
     return padded.scatter(1, index, new.to(cache.dtype))[:, :-1]
 
 

@@ -49,6 +49,7 @@ MIXERS = _mixers_of_their_own()
 VARIANTS = [
     "softmax num_kv_heads=2 rope_theta=null qk_norm=false",
     "softmax window=5 output_gate=true",
+    "fox window=5 output_gate=true num_kv_heads=2",
     "gla conv_size=4",
     "gdn negative_eigenvalues=true conv_size=null",
     "kda gate_lower_bound=-5.0 negative_eigenvalues=true",
