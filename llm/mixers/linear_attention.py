@@ -45,5 +45,5 @@ class LinearAttention(RecurrentMixer):
 
 
 def _feature(x: Tensor) -> Tensor:
-    """elu(x) + 1."""
-    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+    """elu(x) + 1, in the dtype of x (autocast would widen exp)."""
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp().to(x.dtype))
