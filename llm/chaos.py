@@ -2,9 +2,10 @@
 
     python -m llm.chaos --kills 100 [--out DIR] [--seed N] [--into FILE.md] [key=value ...]
 
-Every attempt is a process of its own (a fork: the imports are paid once) that draws a fault: it is killed by SIGKILL at
-a random instant or at a chosen one, or is asked to stop by SIGTERM. The next attempt is the same command again. When a
-run gets to its end it is compared, and the next one begins, until there were enough kills.
+Every attempt is a process of its own (a fork: the imports are paid once) that suffers a fault: it is killed by SIGKILL
+at a random instant or at a chosen one, or is asked to stop by SIGTERM. The next attempt is the same command again. When
+a run gets to its end it is compared, and the next one begins, until there were enough kills. Faults are drawn like
+cards: none comes again before each came once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from llm import checkpoint, trainer
@@ -28,6 +29,7 @@ from llm.config import TrainConfig
 from llm.runs_equal import differences_of_runs
 from llm.session import train
 from llm.stopping import Outcome
+from llm.tokenizer import load_tokenizer
 
 SMALL_RUN = [
     "mixer=hybrid_gdn_1to1", "model=tiny", "model.d_model=32", "model.n_layers=2", "model.head_dim=16",
@@ -105,14 +107,16 @@ def chaos(kills: int, out: Path, dice: random.Random, overrides: list[str]) -> t
     """Disturb runs until `kills` attempts were cut short. Returns (Markdown table, whether all runs came out right)."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    whole, began = _config(out / "whole", overrides), time.monotonic()
+    whole = _config(out / "whole", overrides)
+    load_tokenizer(whole.tokenizer.path)  # imports what every attempt would import anew
+    began = time.monotonic()
     if _attempt(whole, out) != 0:
         raise RuntimeError(f"the undisturbed run failed: see {out}/log")
     seconds = time.monotonic() - began
-    hit, missed, runs, wrong = Counter(), Counter(), 0, []
+    hit, missed, runs, wrong, faults = Counter(), Counter(), 0, [], _deal(dice)
     while sum(hit.values()) < kills:
         run = _config(out / f"run{runs}", overrides)
-        while fault := dice.choice(list(FAULTS)) if sum(hit.values()) < kills else None:
+        while fault := next(faults) if sum(hit.values()) < kills else None:
             if _attempt(run, out, fault, random.Random(dice.random()), seconds) == 0:
                 missed[fault] += 1  # the run was over before the fault came
                 break
@@ -122,6 +126,12 @@ def chaos(kills: int, out: Path, dice: random.Random, overrides: list[str]) -> t
         runs += 1
         wrong += [f"{run.run_dir}: {text}" for text in differences_of_runs(whole.run_dir, run.run_dir)]
     return _table(hit, missed, runs, wrong), not wrong
+
+
+def _deal(dice: random.Random) -> Iterator[str]:
+    """Faults without end, all of them in random order and then anew."""
+    while True:
+        yield from dice.sample(list(FAULTS), len(FAULTS))
 
 
 def _config(run_dir: Path, overrides: list[str]) -> TrainConfig:

@@ -61,7 +61,7 @@ class StopSignals:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within it, a signal does not wait for a step boundary: `StopNow` is raised; so it is for one that came before.
+        """Within it, a signal does not wait for a step boundary: `StopNow` is raised, also for one that came before.
 
         For what may take long and leaves nothing half done: getting ready, waiting for data.
         """
