@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import textwrap
 
 import pytest
 import torch
@@ -122,6 +125,55 @@ def test_a_disk_that_refuses_a_checkpoint_does_not_stop_training(words, tmp_path
     assert refused == [3]
     assert Checkpoints(tmp_path / "run").steps() == [6, 8]
     assert "WARNING: step 3 could not be saved" in capsys.readouterr().err
+
+
+FULL = """
+    import resource, sys
+    from llm.compose import compose
+    from llm.session import train
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # bytes of a file
+    sys.exit(train(compose(sys.argv[1:])))
+"""
+
+
+def test_writes_that_the_system_refuses_are_survived_and_tried_again(words, train, whole, tmp_path, assert_same_run):
+    """No file may grow beyond a size that a line of metrics does not need and a checkpoint does."""
+    command = [sys.executable, "-c", textwrap.dedent(FULL), *words("run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == Outcome.UNSAVED.exit_code, done.stderr[-2000:]
+    assert "WARNING: step 3 could not be saved" in done.stderr
+    assert "WARNING: step 8 could not be saved" in done.stderr
+    assert [line["step"] for line in metrics_of(tmp_path / "run")] == [1, 3, 4, 6, 8], "training went on"
+    assert not list((tmp_path / "run" / "checkpoints").iterdir()), "nothing half done is left"
+    train("run")
+    assert_same_run(whole, tmp_path / "run")
+
+
+def test_a_folder_that_turns_read_only_does_not_stop_training(words, make_trainer, at, tmp_path, capsys):
+    """/sys lets nobody make a folder, not even root."""
+    trainer = make_trainer(words("run", "checkpoint.keep=9"))
+    checkpoints, aside = tmp_path / "run" / "checkpoints", tmp_path / "aside"
+
+    def read_only():
+        trainer.saver.wait()
+        checkpoints.rename(aside)
+        checkpoints.symlink_to("/sys/kernel")
+
+    def writable():
+        trainer.saver.wait()
+        checkpoints.unlink()
+        aside.rename(checkpoints)
+
+    trainer.loggers.loggers += [at(5, read_only), at(7, writable)]
+    assert trainer.fit().outcome is Outcome.FINISHED
+    assert "WARNING: step 6 could not be saved" in capsys.readouterr().err
+    assert Checkpoints(tmp_path / "run").steps() == [3, 8]
+
+
+def test_a_run_cannot_begin_where_nothing_can_be_written(words, train, make_trainer):
+    with pytest.raises(UserError, match=r"run_dir=/sys/kernel/run: cannot be created"):
+        make_trainer(["run_dir=/sys/kernel/run", *words("run")[1:]])
 
 
 def test_a_folder_that_vanishes_is_made_again(words, train, tmp_path, make_trainer, at):

@@ -103,16 +103,39 @@ def test_accumulation_does_not_change_the_curve(train, tmp_path, assert_same_cur
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("compiled", ["true", "false"])
 @pytest.mark.parametrize("mixer", ["hybrid_gdn_1to1", "hybrid_kda_1to1", "gla"])
-def test_resume_is_bitwise_on_a_gpu(words, tmp_path, mixer, assert_same_run):
+def test_resume_is_bitwise_on_a_gpu(words, tmp_path, mixer, compiled, assert_same_run):
     """bf16 autocast, Triton where there is one, checkpoints copied beside training, deterministic algorithms."""
     settings = ["deterministic=true", "checkpoint.every=1", f"mixer={mixer}", "model.head_dim=64", "model.d_model=128"]
     settings += ["model.linear_head_dim=64", "context=256", "batch_tokens=2048", "model.parameters=400000"]
+    settings += [f"compile={compiled}"]
     for name, stop in (("whole", "null"), ("parts", "5"), ("parts", "null")):
         command = [sys.executable, "-m", "llm.train", *words(name, *settings, f"stop_after={stop}")]
         subprocess.run(command, check=True, timeout=300)
     assert metrics_of(tmp_path / "whole")[-1]["loss"] < metrics_of(tmp_path / "whole")[0]["loss"]
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optim", ["adamw", "muon"])
+def test_no_step_waits_for_the_gpu(words, make_trainer, at, optim):
+    """Between lines of metrics nothing makes the host wait: torch raises where it would."""
+    last = 9  # beyond the steps before: the first ones compile and measure
+    settings = [
+        f"optim={optim}",
+        f"steps={last}",
+        "log_every=100",
+        "eval.every=0",
+        "checkpoint.every=0",
+        "compile=false",
+    ]
+    start = at(3, lambda: torch.cuda.set_sync_debug_mode("error"))
+    end = at(last - 1, lambda: torch.cuda.set_sync_debug_mode("default"))
+    try:
+        assert make_trainer(words("run", "compile=false", *settings), [start, end]).fit().step == last
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_weights_of_another_run(train, tmp_path):
