@@ -23,10 +23,13 @@ class Series:
 
 
 def read_evaluations(run_dir: Path) -> tuple[list[Series], list[str]]:
-    """All series of a run, and the names of files that could not be read. Of the same series the newest file counts."""
+    """All series of a run, and the names of files that could not be read.
+
+    Of the same series the last file counts, in the order of steps and then of evaluations.
+    """
     found: dict[tuple[str, str], Series] = {}
     damaged = []
-    for path in sorted(run_dir.glob(f"{FOLDER}/*.json"), key=lambda p: (p.stat().st_mtime, p.name)):
+    for path in sorted(run_dir.glob(f"{FOLDER}/[!.]*.json")):
         try:
             for series in _series(json.loads(path.read_bytes())):
                 found[series.measure, series.name] = series

@@ -31,7 +31,7 @@ LABELS = {
 }
 BY = {  # what a measure named ..._by_... goes by: label and scale of x
     "length": ("tokens of context", "log2"),
-    "position": ("position in the row", "log2"),
+    "position": ("tokens seen in the document", "log2"),
     "depth": ("depth in the context, as a share of it", "linear"),
     "pairs": ("pairs", "log2"),
     "": ("tokens of context", "log2"),

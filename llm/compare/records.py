@@ -134,6 +134,8 @@ def read_run(path: Path) -> Run:
     facts = _read_json(path / "model.json")
     evaluations, damaged = read_evaluations(path)
     notes += [f"{name} is unreadable and left out" for name in damaged]
+    early = {series.step for series in evaluations} - {metrics[-1]["step"], None}
+    notes += [f"its evaluation at step {step:,} is not of the end, and left out" for step in sorted(early)]
     return Run(
         path,
         config,
@@ -141,7 +143,7 @@ def read_run(path: Path) -> Run:
         metrics,
         [s for s in starts if isinstance(s, dict)] if isinstance(starts, list) else [],
         _good_facts(facts) or _facts_of_weights(path),
-        evaluations,
+        [series for series in evaluations if series.step not in early],
         tuple(notes),
     )
 
