@@ -179,14 +179,20 @@ def time_softmax(batch: int, tokens: int) -> list[Timing]:
     return found
 
 
-def first_calls(cases: Cases) -> dict[tuple[str, str], float]:
+def first_calls(cases: Cases) -> dict[tuple[str, str], float | None]:
     """Seconds of the first forward and backward in Triton, each case in a process of its own with an empty cache.
+
+    None where it failed.
 
     All at once, on as many cores: the compiler of one case runs on one core.
     """
     jobs = [(spec.name, case) for spec, case in cases]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        seconds = list(pool.map(_first_call, jobs))
+        futures = [pool.submit(_first_call, job) for job in jobs]
+    for (op, case), future in zip(jobs, futures, strict=True):
+        if future.exception() is not None:
+            print(f"{op}, {case.name}: its first call failed: {str(future.exception())[:200]}")
+    seconds = [None if future.exception() is not None else future.result() for future in futures]
     return {(op, case.name): s for (op, case), s in zip(jobs, seconds, strict=True)}
 
 

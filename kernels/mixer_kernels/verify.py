@@ -10,7 +10,7 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -26,6 +26,7 @@ MULTIPLE = 3.0
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-21}  # fp32 products are tf32x3
 NEGLIGIBLE = 1e-10  # root mean square below which an output counts as zero
 DTYPES = (torch.bfloat16, torch.float32)
+KEY_DIMS, VALUE_DIMS = (16, 32, 64, 128, 256), (16, 32, 64, 128)
 COPIES = 72  # of a row of 32,768 tokens: 2.4e9 elements of 8 heads of 128 channels
 
 
@@ -173,12 +174,24 @@ def verifiable(dtype: torch.dtype, ops: Container[str] = ()) -> list[tuple[Opera
     return [(spec, case) for spec in specs for case in spec.cases if triton_takes(spec, case, dtype)]
 
 
+def in_all_sizes(spec: OperatorSpec, dtype: torch.dtype) -> Iterator[tuple[OperatorSpec, Case]]:
+    """Each kind of decay with every launch configuration that can be selected: block sizes follow from K and V."""
+    plain = {case.decay: case for case in reversed(spec.cases) if not case.options and not case.stress}
+    for case, key_dim, value_dim in itertools.product(plain.values(), KEY_DIMS, VALUE_DIMS):
+        sizes = {"key_dim": key_dim, "value_dim": value_dim, "tokens": 130, "documents": "many", "continued": True}
+        sized = replace(case, name=f"{case.decay}, K {key_dim}, V {value_dim}", **sizes)
+        if triton_takes(spec, sized, dtype):
+            yield spec, sized
+
+
 def jobs(device: str, dtypes: Iterable[torch.dtype] = DTYPES, ops: Container[str] = ()) -> list[Job]:
-    """Every verifiable case, and steps of three tokens in each of their sizes."""
+    """Every verifiable case, each decay in all sizes, and steps of three tokens in each size."""
     found: list[Job] = []
     for dtype in dtypes:
         sizes: dict[str, Job] = {}
-        for spec, case in verifiable(dtype, ops):
+        cases = verifiable(dtype, ops)
+        cases += [x for spec in {id(s): s for s, _ in cases}.values() for x in in_all_sizes(spec, dtype)]
+        for spec, case in cases:
             found.append(Job(spec.name, case, dtype, device))
             few = replace(case, name="", batch=2, tokens=3, documents="one", continued=True, stress="")
             sizes.setdefault(f"{spec.name} {few}", Job(spec.name, replace(few, name=case.name), dtype, device, "steps"))
