@@ -15,7 +15,7 @@ from mixer_kernels.segments import Segments
 
 
 class SoftmaxAttention(TokenMixer):
-    """Multi-head softmax attention (Vaswani et al. 2017), causal within each document.
+    """``o_t = sum_{s <= t} softmax_s(q_t^T k_s / sqrt(K)) v_s``, causal within each document (Vaswani et al. 2017).
 
     Settings: `num_heads` (null: d_model / head_dim), `num_kv_heads` (fewer: grouped queries; null: as many),
     `head_dim`, `rope_theta` (null: no position embedding), `qk_norm` (RMSNorm of each head's queries and keys),
