@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,19 +36,12 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x_BTD: Tensor, segments: Segments, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x [B, T, D] -> y [B, T, D] and the state after the last token."""
-        batch, tokens, _ = x_BTD.shape
-        history = self.init_state(batch, x_BTD.device, x_BTD.dtype) if state is None else state.to(x_BTD.dtype)
-        extended = torch.cat([history, x_BTD], dim=1)  # [B, size - 1 + T, D]
+        history = self.init_state(x_BTD.shape[0], x_BTD.device, x_BTD.dtype) if state is None else state.to(x_BTD.dtype)
         # how many tokens back a token may look; a continued document looks into the state as far as it likes
-        index = torch.arange(tokens, device=x_BTD.device)
-        reach = torch.where(segments.row_start < 0, self.size, index - segments.row_start)[..., None]  # [B, T, 1]
-        weight = self.weight[:, 0].to(x_BTD.dtype)
-        y = weight[:, self.size - 1] * x_BTD
-        for back in range(1, self.size):
-            start = self.size - 1 - back
-            past = extended[:, start : start + tokens]
-            y = y + weight[:, start] * torch.where(reach >= back, past, 0.0)
-        return self.activation(y), self._last_inputs(extended, reach[:, -1])
+        index = torch.arange(x_BTD.shape[1], device=x_BTD.device)
+        reach_BT = torch.where(segments.row_start < 0, self.size, index - segments.row_start)
+        y = _Convolve.apply(x_BTD, history, self.weight[:, 0].T.to(x_BTD.dtype), reach_BT[..., None])
+        return self.activation(y), self._last_inputs(torch.cat([history, x_BTD], dim=1), reach_BT[:, -1:])
 
     def step(self, x_BD: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One token: x [B, D] -> y [B, D] and the new state."""
@@ -59,3 +54,40 @@ class ShortConvolution(nn.Module):
         back = torch.arange(self.size - 2, -1, -1, device=extended.device)
         newest = extended[:, extended.shape[1] - (self.size - 1) :]
         return torch.where((back <= reach_B1)[..., None], newest, 0.0)
+
+
+class _Convolve(torch.autograd.Function):
+    """y_t = sum over back of w_(S - 1 - back) x_(t - back), as far back as `reach` allows; S taps.
+
+    x [B, T, D], history [B, S - 1, D] before it, weight [S, D], reach int [B, T, 1]. Backward is written out: derived
+    from slices and masks, it would go over memory a dozen times, in eager mode and compiled.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_BTD: Tensor, history: Tensor, weight_SD: Tensor, reach: Tensor) -> Tensor:
+        ctx.save_for_backward(x_BTD, history, weight_SD, reach)
+        taps = len(weight_SD)
+        y = weight_SD[-1] * x_BTD
+        for back in range(1, taps):
+            y = y + weight_SD[taps - 1 - back] * torch.where(reach >= back, _shifted(x_BTD, history, back), 0.0)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x_BTD, history, weight_SD, reach = ctx.saved_tensors
+        taps = len(weight_SD)
+        wide = torch.promote_types(dy.dtype, torch.float32)
+        extended, dweight = 0, []  # the gradient of history and x end to end, [B, S - 1 + T, D]
+        for back in range(taps):
+            reaching = dy if back == 0 else torch.where(reach >= back, dy, 0.0)
+            extended = extended + F.pad(weight_SD[taps - 1 - back] * reaching, (0, 0, taps - 1 - back, back))
+            past = x_BTD if back == 0 else _shifted(x_BTD, history, back)
+            dweight.append((reaching.to(wide) * past.to(wide)).sum((0, 1)))
+        dweight = torch.stack(dweight[::-1]).to(weight_SD.dtype)
+        return extended[:, taps - 1 :], extended[:, : taps - 1], dweight, None
+
+
+def _shifted(x_BTD: Tensor, history: Tensor, back: int) -> Tensor:
+    """The tokens `back` places earlier, [B, T, D]."""
+    before = history[:, history.shape[1] - back :]
+    return torch.cat([before, x_BTD], dim=1)[:, : x_BTD.shape[1]]

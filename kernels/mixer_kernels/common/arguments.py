@@ -36,7 +36,7 @@ def same_dtype(**tensors: Tensor) -> None:
 def autocast_inputs(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under autocast, cast fp32 inputs of the matmuls as torch's own operators would; else return them as they are."""
     kind = tensors[0].device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    if not _has_autocast(kind) or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
@@ -45,7 +45,12 @@ def autocast_inputs(*tensors: Tensor) -> tuple[Tensor, ...]:
 def autocast_off(like: Tensor) -> AbstractContextManager:
     """A context in which nothing is cast behind the operator's back: gates and state stay in fp32."""
     kind = like.device.type
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    return torch.autocast(kind, enabled=False) if _has_autocast(kind) else nullcontext()
+
+
+@torch.compiler.assume_constant_result  # torch.compile cannot look into it before torch 2.12
+def _has_autocast(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
