@@ -71,8 +71,8 @@ def speed_of(config: TrainConfig, given: float | None) -> tuple[float, str]:
     flops = TRAINING_FLOPS * model.flops(config.context, config.context**2) / config.context
     speed = ASSUMED_MFU * named_peak_flops(ASSUMED_GPU) / flops
     return speed, (
-        f"assumed: {ASSUMED_MFU:.0%} of an {ASSUMED_GPU}'s dense bf16 peak; nothing like it was measured in runs/. "
-        "Give tokens_per_second=... to reckon with another figure."
+        f"assumed: {ASSUMED_MFU:.0%} of an {ASSUMED_GPU}'s dense bf16 peak, which small models do not reach; nothing "
+        "like it was measured in runs/. Give tokens_per_second=... to reckon with another figure."
     )
 
 
