@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llm.cli import command
 from llm.compare.analysis import compare
-from llm.compare.discover import find, read_all, without_copies
+from llm.compare.discover import gather
 from llm.compare.figures import build_plots
 from llm.compare.tables import as_text, build_tables
 from llm.compare.writing import check_target, summary, write_report
@@ -35,16 +35,15 @@ def main(words: Sequence[str] | None = None) -> int:
         return follow(options.paths, every=options.every, once=options.once)
     if options.out:
         check_target(options.out, force=options.force)  # before the work
-    folders, absent = find(options.paths)
-    runs, unreadable = read_all(folders)
-    runs, copies = without_copies(runs)
+    runs, skipped = gather(options.paths)
     comparison = compare(
         runs,
-        [*absent, *unreadable, *copies],
+        skipped,
         metric=options.metric,
         baseline=options.baseline,
         select_lr=options.select_lr,
         ignore=options.ignore,
+        at=options.at,
     )
     tables = build_tables(comparison)
     print("\n\n".join([summary(comparison), *(as_text(table) for table in tables if table.id in SHOWN)]))
@@ -70,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--metric", help="what to compare by, as in metrics.jsonl (default: val_loss where there is one)")
     add("--baseline", metavar="LABEL", help="compare all with this contender, instead of all pairs")
     add("--select-lr", action="store_true", help="first choose the best learning rate of each contender")
+    add("--at", type=int, metavar="STEP", help="compare as of this step, for instance runs that are still under way")
     add("--ignore", action="append", default=[], metavar="KEY", help="settings that may differ within a contender, "
         "such as 'data.*path' of another machine; * stands for anything; may be repeated")  # fmt: skip
     add("--against", action="append", default=[], metavar="KEY", help="one more plot, with this setting on its x axis")

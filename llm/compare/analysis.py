@@ -55,7 +55,8 @@ class Verdict:
 class Comparison:
     """Everything that a report says.
 
-    `candidates` are the contenders before the choice of learning rates, `remarks` sentences about the whole.
+    `candidates` are the contenders before the choice of learning rates, `remarks` sentences about the whole, `at` the
+    step at which runs are looked at where that is not their end.
     """
 
     metric: str
@@ -67,6 +68,7 @@ class Comparison:
     skipped: list[Skipped]
     remarks: list[str]
     reference: Group
+    at: int | None
 
     @property
     def best(self) -> Group | None:
@@ -76,7 +78,9 @@ class Comparison:
 
     def apart(self, group: Group) -> list[str]:
         """The matters in which a contender differs from the reference beyond its mixer."""
-        return [flag.topic for flag in self.flags if flag.between(group, self.reference)]
+        if group is self.reference:
+            return []
+        return [c for flag in self.flags if (c := flag.caveat(group, self.reference)) is not None]
 
     def notes(self, group: Group) -> list[str]:
         """What has to be said of one contender beside its numbers."""
@@ -91,13 +95,16 @@ def compare(
     baseline: str | None = None,
     select_lr: bool = False,
     ignore: Sequence[str] = (),
+    at: int | None = None,
 ) -> Comparison:
-    """Compare runs by the final value of `metric`; all pairs, or all against `baseline` (a label).
+    """Compare by the final value of `metric`, or that at step `at`; all pairs, or all against `baseline` (a label).
 
     Raises UserError where there is nothing to compare, or no such metric or baseline.
     """
     if not runs:
         raise UserError("there is no run to compare" + _reasons(skipped))
+    if at is not None:
+        runs = [run.cut(at) for run in runs]
     candidates, remarks = group_runs(runs, ignore), []
     metric = metric or next((m for m in METRICS if any(g.values(m) for g in candidates)), METRICS[0])
     _check_metric(metric, runs)
@@ -110,7 +117,9 @@ def compare(
     pairs = [(reference, g) for g in groups if g is not reference] if baseline else list(combinations(groups, 2))
     verdicts = _verdicts(pairs, metric, found)
     estimates = {g.label: estimate(list(values.values())) for g in groups if (values := g.values(metric))}
-    return Comparison(metric, groups, candidates, estimates, verdicts, found, list(skipped), remarks, reference)
+    if verdicts and all(verdict.difference.p is None for verdict in verdicts):
+        remarks.append("no two contenders have two seeds in common, so none can be told apart: train at least three")
+    return Comparison(metric, groups, candidates, estimates, verdicts, found, list(skipped), remarks, reference, at)
 
 
 def _check_metric(metric: str, runs: Sequence[Run]) -> None:
@@ -126,7 +135,7 @@ def _verdicts(pairs: Sequence[tuple[Group, Group]], metric: str, found: Sequence
     verdicts = []
     for a, b, d in compared:
         level = next(levels) if d.p is not None else ALPHA
-        caveats = tuple(flag.topic for flag in found if flag.affects == "quality" and flag.between(a, b))
+        caveats = tuple(c for flag in found if flag.affects == "quality" and (c := flag.caveat(a, b)) is not None)
         verdicts.append(Verdict(a, b, d, level, caveats))
     return verdicts
 
@@ -174,7 +183,7 @@ def why_left_out(run: Run) -> str:
     """Why a run of a contender does not count."""
     if run.finished:  # it differs from one that counts in a setting that the user chose to ignore
         return f"a second run with these seeds ({run.path})"
-    return f"unfinished, at step {run.step:,} of {run.steps:,}"
+    return f"unfinished, at step {run.step:,} of {run.until or run.steps:,}"
 
 
 def _reasons(skipped: Sequence[Skipped]) -> str:

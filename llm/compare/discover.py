@@ -11,6 +11,7 @@ from pathlib import Path
 from llm.compare.records import Run, UnreadableRun, read_run
 from llm.errors import UserError
 
+LONGEST_REASON = 100  # characters of what a sweep noted of a failed job
 MARKS = ("config.yaml", "metrics.jsonl", "environment.json")  # a folder with any of these is, or was, a run
 
 
@@ -23,7 +24,7 @@ class Skipped:
 
 
 def find(paths: Iterable[Path | str]) -> tuple[list[Path], list[Skipped]]:
-    """Run folders at or below each path, each once, and the jobs of sweeps that have none.
+    """Run folders at or below each path, each once, and what sweeps tell of jobs that failed or have no folder.
 
     A sweep's folder stands for the runs of its jobs, wherever they lie. UserError where a path is no folder.
     """
@@ -52,21 +53,35 @@ def _below(path: Path) -> Iterator[Path | Skipped]:
 
 
 def _jobs(sweep: Path) -> Iterator[Path | Skipped]:
-    """The run folders of a sweep's jobs; for a job without one, what the sweep knows of it."""
+    """The run folders of a sweep's jobs; for a job that failed or has none, what the sweep knows of it."""
     try:
         jobs = [(entry, sweep / entry["run_dir"]) for entry in json.loads((sweep / "sweep.json").read_bytes())["jobs"]]
     except (OSError, ValueError, KeyError, TypeError):
         yield Skipped(str(sweep / "sweep.json"), "unreadable")
         return
     for entry, folder in jobs:
-        folder = Path(os.path.normpath(folder))
-        if any((folder / mark).is_file() for mark in MARKS):
-            yield folder
-        else:
-            why = f", {entry['reason']}" if entry.get("reason") else ""
-            yield Skipped(
-                str(folder), f"job '{' '.join(entry.get('words', []))}' is {entry.get('status')}{why}: no run"
-            )
+        known = Path(os.path.normpath(folder))
+        copied = (sweep / known.name, sweep.parent / known.name, sweep.parent / "runs" / known.name)
+        found = next((f for f in (known, *copied) if any((f / mark).is_file() for mark in MARKS)), None)
+        if found is not None:
+            yield found
+        if found is None or entry.get("status") == "failed":
+            why = f" ({entry['reason'][:LONGEST_REASON]})" if entry.get("reason") else ""
+            said = f"job '{' '.join(entry.get('words', []))}' {entry.get('status')}{why}"
+            yield Skipped(str(found or known), said if found else f"no run; {said}")
+
+
+def gather(paths: Iterable[Path | str]) -> tuple[list[Run], list[Skipped]]:
+    """The runs at or below the paths, each once, and everything that takes no part. UserError as `find`."""
+    folders, told = find(paths)
+    runs, unreadable = read_all(folders)
+    runs, copies = without_copies(runs)
+    # by name: a sweep may have been copied without its runs, and these to another place
+    finished = {run.path.name for run in runs if run.finished}
+    reasons: dict[str, list[str]] = {}
+    for one in [*unreadable, *copies, *(job for job in told if Path(job.path).name not in finished)]:
+        reasons.setdefault(one.path, []).append(one.reason)
+    return runs, [Skipped(path, "; ".join(said)) for path, said in reasons.items()]
 
 
 def read_all(folders: Iterable[Path]) -> tuple[list[Run], list[Skipped]]:

@@ -33,6 +33,13 @@ class Flag:
             return _apart([*self.sizes[a.label], *self.sizes[b.label]])
         return self._values_of(a) != self._values_of(b)
 
+    def caveat(self, a: Group, b: Group) -> str | None:
+        """What to say of it where it sets these two apart."""
+        if not self.between(a, b):
+            return None
+        unknown = self.sizes is not None and None in (*self.sizes[a.label], *self.sizes[b.label])
+        return f"{self.topic} (unknown)" if unknown else self.topic
+
     def _values_of(self, group: Group) -> set[str]:
         return {value for value, labels in self.values.items() if group.label in labels}
 

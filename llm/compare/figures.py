@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from statistics import fmean
 
 from llm.compare.analysis import Comparison
-from llm.compare.groups import LR, Group, alike_but_for, better, labels, plain
+from llm.compare.groups import LR, Group, alike_along, better, labels, plain
 from llm.compare.plots import Curve, Mark, Marks, Plot, finite
 from llm.compare.records import Run
 from llm.compare.statistics import estimate
@@ -18,6 +19,8 @@ AXES = {
     "step": "step",
 }
 MOST_POINTS = 1500  # of a curve: more than a screen is wide
+# a validation set of several: val_pairs_16_accuracy, val_validation@8192_loss
+NUMBERED = re.compile(r"val_(?P<name>.+?)(?P<sign>[_@])(?P<number>\d+)_(?P<what>loss|accuracy)")
 BAND = "Line: mean over the finished seeds. Band: from the lowest seed to the highest."
 BARS = "Small dots: seeds. Bars: 95% t-interval of their mean; a single seed has none."
 LABELS = {
@@ -46,10 +49,11 @@ def build_plots(comparison: Comparison, against: Sequence[str] = ()) -> list[Plo
         *(against_ratio(name, groups) for name in dict.fromkeys([metric, *_recall_names(groups)])),
         pareto("tokens_per_second", metric, groups),
         pareto("state_bytes", metric, groups),
+        *_by_number(groups),
         *_measured(groups),
         against_setting(LR, metric, comparison.candidates),
         against_setting("context", "tokens_per_second", groups),
-        *(against_setting(key, metric, comparison.candidates) for key in against if key != LR),
+        *(against_setting(key, metric, groups) for key in against if key != LR),
     ]
     return [plot for plot in plots if plot.series]
 
@@ -81,7 +85,7 @@ def curves(metric: str, groups: Sequence[Group]) -> Plot:
 def _curve_names(groups: Sequence[Group], metric: str) -> list[str]:
     """Training loss, every validation loss (of several sets and lengths), and what is compared."""
     logged = dict.fromkeys(name for group in groups for run in group.all_runs for name in run.latest)
-    validated = [name for name in logged if name.startswith("val") and name.endswith("_loss")]
+    validated = [n for n in logged if n.startswith("val") and n.endswith("_loss") and not NUMBERED.fullmatch(n)]
     names = dict.fromkeys(["loss", *validated, metric])
     return [name for name in names if name in logged and name != "tokens_per_second"]
 
@@ -135,8 +139,9 @@ def against_setting(key: str, metric: str, groups: Sequence[Group]) -> Plot:
     numbers = all(isinstance(v, int | float) and v > 0 for v in values)
     values.sort(key=lambda v: (0, v) if isinstance(v, int | float) else (1, repr(v)))
     places = {repr(v): v if numbers else i for i, v in enumerate(values)}
-    sets = alike_but_for(key, measured)
-    names = labels([alike[0] for alike in sets], without=(key,))
+    sets = alike_along(key, measured)
+    firsts = [alike[0] for alike in sets]
+    names = labels(firsts, without=(key,))
     series = [
         _marks(name, colour, metric, {id(g): places[repr(g.settings[key])] for g in alike}, alike)
         for colour, (name, alike) in enumerate(zip(names, sets, strict=True))
@@ -204,6 +209,34 @@ def _recall_names(groups: Sequence[Group]) -> list[str]:
     logged = dict.fromkeys(name for group in groups for run in group.all_runs for name in run.latest)
     single = dict.fromkeys(s.measure for g in groups for r in g.all_runs for s in r.evaluations if len(s.points) == 1)
     return [name for name in (*logged, *single) if "recall" in name or name == "val_accuracy"]
+
+
+def _by_number(groups: Sequence[Group]) -> list[Plot]:
+    """Final losses and accuracies of validation sets that differ by a number, against that number."""
+    logged = dict.fromkeys(name for group in groups for run in group.runs.values() for name in run.latest)
+    families: dict[tuple[str, str, str], dict[int, str]] = {}
+    for match in filter(None, map(NUMBERED.fullmatch, logged)):
+        family = families.setdefault((match["name"], match["sign"], match["what"]), {})
+        family[int(match["number"])] = match[0]
+    plots = []
+    for (name, sign, what), metrics in families.items():
+        label = BY["length"][0] if sign == "@" else name.replace("_", " ")
+        y_label = "loss, nats a token" if what == "loss" else what
+        title = f"{y_label.partition(',')[0].capitalize()} at the end against {label}"
+        series = [_numbered_curve(group, colour, metrics) for colour, group in enumerate(groups)]
+        plots.append(
+            Plot(f"{what}-by-{name}", title, {"x": label}, y_label, [c for c in series if c], scale="log2", note=BAND)
+        )
+    return plots
+
+
+def _numbered_curve(group: Group, colour: int, metrics: dict[int, str]) -> Curve | None:
+    """Over the numbers for which every finished run of the group has a value."""
+    rows = [{n: run.final(metric) for n, metric in metrics.items()} for run in group.runs.values()]
+    numbers = sorted(n for n in metrics if n > 0 and rows and all(row[n] is not None for row in rows))
+    if not numbers:
+        return None
+    return Curve(group.label, colour, {"x": numbers}, [[finite(row[n]) for n in numbers] for row in rows])
 
 
 def _measured(groups: Sequence[Group]) -> list[Plot]:

@@ -40,8 +40,9 @@ class Watch:
 
     def look(self, now: float) -> list[Status]:
         """The state of every run, running ones first, and of every job of a sweep that has none yet."""
-        folders, absent = find(self.paths)
+        folders, told = find(self.paths)
         found = [self._status(folder, now) for folder in folders]
+        absent = [job for job in told if Path(job.path).name not in {folder.name for folder in folders}]
         found += [Status(s.path, s.reason, [_tail(s.path), "", s.reason, *[""] * 6]) for s in absent]
         return sorted(found, key=lambda status: (not status.state.startswith("running"), status.name))
 
@@ -50,7 +51,7 @@ class Watch:
             run, age = self._run(folder), now - (folder / "metrics.jsonl").stat().st_mtime
         except (UnreadableRun, OSError) as error:
             owner, alive = holder(folder)
-            state = "starting" if owner and alive else str(error)
+            state = "starting" if owner and alive else f"unreadable: {error}"
             return Status(str(folder), state, [_tail(folder), "", state, *[""] * 6])
         state = state_of(run, age)
         latest = run.latest

@@ -116,7 +116,7 @@ def labels(groups: Sequence[Group], without: Sequence[str] = ()) -> list[str]:
             [
                 *([group.settings["model.name"]] if several_sizes else []),
                 group.mixer,
-                *(f"{_short(key)}={plain(group.settings.get(key))}" for key in keys[group.mixer]),
+                *(f"{_short(key, keys[group.mixer])}={plain(group.settings.get(key))}" for key in keys[group.mixer]),
             ]
         )
         for group in groups
@@ -126,8 +126,12 @@ def labels(groups: Sequence[Group], without: Sequence[str] = ()) -> list[str]:
 def _telling_keys(alike: Sequence[Group], without: Sequence[str]) -> list[str]:
     keys = [key for key in differing_keys(group.settings for group in alike) if key not in without]
     if "model.name" in keys:  # says more than the sizes behind it
-        return [key for key in keys if not key.startswith("model.")]
-    return keys
+        keys = [key for key in keys if not key.startswith("model.")]
+    told: dict[tuple[int, ...], str] = {}  # of keys that tell the same ones apart, one is enough
+    for key in keys:
+        values = [repr(group.settings.get(key)) for group in alike]
+        told.setdefault(tuple(map(values.index, values)), key)
+    return list(told.values())
 
 
 def differing_keys(settings: Iterable[dict[str, Any]]) -> list[str]:
@@ -144,17 +148,41 @@ def plain(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _short(key: str) -> str:
-    """mixers.gdn.conv_size -> gdn.conv_size; optim.lr -> lr"""
-    parts = key.split(".")
-    return ".".join(parts[1:]) if parts[0] in ("mixers", "optim") else key
+def _short(key: str, keys: Sequence[str]) -> str:
+    """mixers.gdn.conv_size -> conv_size, unless another of the keys ends so."""
+    last = key.rpartition(".")[2]
+    return last if [other.rpartition(".")[2] for other in keys].count(last) == 1 else key
 
 
 def alike_but_for(key: str, groups: Sequence[Group]) -> list[list[Group]]:
     """Groups that differ in nothing but `key`, together."""
+    return _sets(groups, {group.mixer: {key} for group in groups})
+
+
+def alike_along(key: str, groups: Sequence[Group]) -> list[list[Group]]:
+    """Groups of one mixer that differ in `key` and what goes along with it, together.
+
+    What goes along is a setting that `key` decides in all groups of the mixer: one derived from it, or a learning rate
+    chosen for each of its values.
+    """
+    along: dict[str, set[str]] = {}
+    for mixer in {group.mixer for group in groups}:
+        settings = [group.settings for group in groups if group.mixer == mixer]
+        along[mixer] = {key} | {other for other in differing_keys(settings) if _decides(key, other, settings)}
+    return _sets(groups, along)
+
+
+def _decides(key: str, other: str, settings: Sequence[dict[str, Any]]) -> bool:
+    """Is the value of `other` a function of that of `key`?"""
+    both = {(repr(one.get(key)), repr(one.get(other))) for one in settings}
+    return len({value for value, _ in both}) == len(both) > 1
+
+
+def _sets(groups: Sequence[Group], without: dict[str, set[str]]) -> list[list[Group]]:
+    """Groups with equal settings, but for the keys `without` of their mixer."""
     sets: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
-        sets[_fingerprint(group.settings, (key,))].append(group)
+        sets[_fingerprint(group.settings, sorted(without[group.mixer]))].append(group)
     return list(sets.values())
 
 

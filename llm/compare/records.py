@@ -47,6 +47,7 @@ class Run:
     facts: dict[str, Any]
     evaluations: list[Series] = field(default_factory=list)
     notes: tuple[str, ...] = ()
+    until: int | None = None  # the step at which it is looked at, where that is not its last
 
     @property
     def pair(self) -> tuple[int, int]:
@@ -65,13 +66,20 @@ class Run:
 
     @cached_property
     def finished(self) -> bool:
-        """Did it reach its last step, or the accuracy that was enough?"""
+        """Did it reach its last step (or the one at which it is looked at), or the accuracy that was enough?"""
+        if self.until is not None:
+            return self.step >= self.until
         return self.step >= self.steps or is_good_enough(self.config.eval.enough_accuracy, self.latest)
 
     @cached_property
     def latest(self) -> dict[str, float]:
         """The newest value of everything that it logged."""
         return {name: value for line in self.metrics for name, value in line.items()}
+
+    def cut(self, step: int) -> Run:
+        """The run as of `step`: what it logged later, and its evaluations, are not looked at."""
+        lines = [line for line in self.metrics if line["step"] <= step]
+        return dataclasses.replace(self, metrics=lines or self.metrics[:1], evaluations=[], until=step)
 
     @property
     def resumes(self) -> int:

@@ -54,10 +54,14 @@ def contenders(comparison: Comparison) -> Table:
         row += [_speed(group), _fact(group, "non_embedding_parameters"), _bytes(_one(group, "state_bytes"))]
         rows.append([*row, plain(group.lr), ", ".join(comparison.apart(group))])
     note = (
-        f"{metric} after the last step: mean over the finished seeds ± half of its {CONFIDENCE:.0%} t-interval. "
+        f"{metric} {_when(comparison)}: mean over the finished seeds ± half of its {CONFIDENCE:.0%} t-interval. "
         "Parameters without embedding and head; state: bytes of decoding one sequence after a row of context."
     )
     return Table("contenders", "Contenders", [*head, "lr", f"unlike {comparison.reference.label} in"], rows, note)
+
+
+def _when(comparison: Comparison) -> str:
+    return "after the last step" if comparison.at is None else f"after step {comparison.at:,}, not the last"
 
 
 def differences(comparison: Comparison) -> Table:
@@ -69,10 +73,10 @@ def differences(comparison: Comparison) -> Table:
             _seeds_of(v),
             f"{v.difference.mean:+.4f}",
             _interval(v.interval),
-            "-" if v.difference.p is None else f"{v.difference.p:.2g}",
+            f"{v.difference.p:.2g}",
             verdict_text(v, comparison.metric),
         ]
-        for v in (tested or comparison.verdicts)
+        for v in tested
     ]
     head = ["difference", "seeds", "mean", "corrected interval", "p", "verdict"]
     return Table("differences", "Differences", head, rows, _note_on_differences(comparison, len(tested)))
@@ -85,9 +89,9 @@ def _note_on_differences(comparison: Comparison, tested: int) -> str:
         f"by Holm's method, so that all {tested} together err with a chance of {ALPHA:.0%} at most; p is not "
         "corrected. A difference is called one only where its interval excludes zero."
     ]
-    if untested and tested:
+    if untested:
         parts.append(f"{untested} more pairs have a single seed in common, which tells nothing of the spread.")
-    return " ".join(parts) if tested else "A single seed tells nothing of the spread: train at least three."
+    return " ".join(parts)
 
 
 def _seeds_of(verdict: Verdict) -> str:
@@ -119,8 +123,11 @@ def notes(comparison: Comparison) -> Table:
 
 def unlike(comparison: Comparison) -> Table:
     """Matters that are not the same in all, though the comparison takes them to be."""
+    everyone = len(comparison.groups)
     rows = [
-        [flag.topic, value, ", ".join(labels)] for flag in comparison.flags for value, labels in flag.values.items()
+        [flag.topic, value, "all" if len(labels) == everyone else ", ".join(labels)]
+        for flag in comparison.flags
+        for value, labels in flag.values.items()
     ]
     note = "Contenders differ in these beyond their mixers: weigh differences between them accordingly."
     return Table("unlike", "Not the same in all", ["matter", "value", "contenders"], rows, note)
@@ -208,7 +215,7 @@ def as_text(table: Table) -> str:
     lines = [table.head, *table.rows]
     widths = [max(len(row[i]) for row in lines) for i in range(len(table.head))]
     shown = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in lines]
-    rule = "  ".join("-" * min(w, 60) for w in widths)
+    rule = "  ".join("-" * w for w in widths)
     return "\n".join([table.title, "", shown[0], rule, *shown[1:], *(["", table.note] if table.note else [])])
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from llm.compare.analysis import compare
 from llm.compare.discover import find, read_all
+from llm.compare.figures import against_setting, build_plots
 from llm.compare.records import read_run
 from llm.compare.statistics import paired_difference
 from llm.compare.tables import build_tables, verdict_text
@@ -78,7 +79,7 @@ def test_one_seed_has_neither_interval_nor_verdict(make_folder):
     assert not comparison.verdicts[0].differs
     text = "\n".join(" ".join(row) for table in build_tables(comparison) for row in table.rows)
     assert "(one seed)" in text
-    assert "cannot be told from 1 seed" in text
+    assert "none can be told apart: train at least three" in text
 
 
 def test_unfinished_runs_do_not_count_and_are_named(make_folder):
@@ -146,6 +147,8 @@ def test_sizes_are_flagged_beyond_two_percent_or_where_unknown(make_folder, fact
     comparison = comparison_of(make_folder("gdn", facts=sizes(1000)), make_folder("gla", facts=other))
     expected = {"parameters", "state size of linear layers"} if flagged else set()
     assert flag_topics(comparison) == expected
+    unknown = "" if factor else " (unknown)"
+    assert set(comparison.verdicts[0].caveats) == {f"{topic}{unknown}" for topic in expected}
 
 
 def test_a_size_apart_from_one_contender_is_no_caveat_between_two_others(make_folder):
@@ -177,9 +180,9 @@ def test_contenders_of_one_mixer_are_named_by_what_differs(make_folder):
     words = [(), ("mixers.gdn.conv_size=3",), ("mixers.gdn.conv_size=3", "optim.lr=3e-4")]
     comparison = comparison_of(*(make_folder("gdn", *w, name=f"r{i}") for i, w in enumerate(words)))
     assert {g.label for g in comparison.groups} == {
-        "gdn gdn.conv_size=4 lr=0.001",
-        "gdn gdn.conv_size=3 lr=0.001",
-        "gdn gdn.conv_size=3 lr=0.0003",
+        "gdn conv_size=4 lr=0.001",
+        "gdn conv_size=3 lr=0.001",
+        "gdn conv_size=3 lr=0.0003",
     }
 
 
@@ -245,3 +248,39 @@ def test_nothing_to_compare_is_a_mistake_that_says_why(make_folder):
     (folder / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match=r"no run to compare.*no step is logged"):
         comparison_of(folder)
+
+
+def test_runs_under_way_can_be_compared_at_a_common_step(make_folder):
+    folders = [make_folder("gdn", seed=s, steps=100 + 50 * s, loss=2.0) for s in (1, 2)]
+    folders += [make_folder("gla", seed=1, steps=150, loss=3.0), make_folder("gla", seed=2, steps=100, loss=3.0)]
+    comparison = comparison_of(*folders, at=150)
+    gdn, gla = comparison.groups
+    assert [len(group.runs) for group in comparison.groups] == [2, 1]
+    assert comparison.notes(gla) == ["seed 2 left out: unfinished, at step 100 of 150"]
+    assert comparison.verdicts[0].difference.mean == pytest.approx(1.0)
+    assert gdn.runs[2, 0].step == 150  # what it did later is not looked at
+    assert "after step 150, not the last" in build_tables(comparison)[0].note
+
+
+def test_a_setting_that_follows_another_does_not_part_a_series(make_folder):
+    """A learning rate chosen for each state size goes along with it; one that does not is a series of its own."""
+    folders = [
+        make_folder("gdn", f"mixers.gdn.expand_v={v}", f"optim.lr={lr}", seed=1)
+        for v, lr in ((1.0, "1e-3"), (2.0, "3e-3"), (4.0, "1e-3"))
+    ]
+    plot = against_setting("mixers.gdn.expand_v", "val_loss", comparison_of(*folders).groups)
+    assert [(s.name, [m.x for m in s.marks]) for s in plot.series] == [("gdn", [1.0, 2.0, 4.0])]
+    more = make_folder("gdn", "mixers.gdn.expand_v=1.0", "optim.lr=1e-2", seed=1)
+    plot = against_setting("mixers.gdn.expand_v", "val_loss", comparison_of(*folders, more).groups)
+    assert sorted(len(s.marks) for s in plot.series) == [1, 1, 2]
+
+
+def test_validation_sets_that_differ_by_a_number_are_one_plot(make_folder):
+    folder = make_folder("gdn")
+    lines = '{"step": 200, "val_loss": 2, "val_validation@4096_loss": 1.5, "val_pairs_4_accuracy": 1, '
+    (folder / "metrics.jsonl").write_text(lines + '"val_pairs_64_accuracy": 0.5, "val_code_loss": 3}\n')
+    plots = {plot.id: plot for plot in build_plots(comparison_of(folder))}
+    assert plots["accuracy-by-pairs"].series[0].ys == [[1, 0.5]]
+    assert plots["loss-by-validation"].series[0].xs == {"x": [4096]}
+    assert "curve-val_code_loss" in plots
+    assert "curve-val_validation@4096_loss" not in plots

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llm.compare.discover import find, read_all, without_copies
+from llm.compare.discover import find, gather, read_all, without_copies
 from llm.errors import UserError
 
 
@@ -53,7 +53,22 @@ def test_a_sweep_stands_for_its_jobs_and_names_those_without_a_run(make_folder, 
     assert folders == [done]
     assert absent[0].path == str(tmp_path / "runs" / "gone")
     assert "seed=2" in absent[0].reason
-    assert "failed, out of memory" in absent[0].reason
+    assert "failed (out of memory)" in absent[0].reason
+
+
+def test_a_copied_sweep_finds_its_runs_where_they_were_copied_to(make_folder, tmp_path):
+    beside, elsewhere = make_folder(seed=1, inside="copy/runs"), make_folder(seed=2, inside="other")
+    broken = make_folder(seed=3, inside="copy/runs")
+    (broken / "metrics.jsonl").unlink()
+    paths = ["../../../gone/" + folder.name for folder in (beside, elsewhere, broken)]
+    status = ["done", "done", "failed"]
+    jobs = [{"run_dir": p, "words": [], "status": s, "reason": "NaN"} for p, s in zip(paths, status, strict=True)]
+    sweep = tmp_path / "copy" / "sweep"
+    sweep.mkdir()
+    (sweep / "sweep.json").write_text(json.dumps({"schema_version": 1, "jobs": jobs}))
+    runs, skipped = gather([sweep, tmp_path / "other"])
+    assert [run.path for run in runs] == [beside, elsewhere]
+    assert [(s.path, s.reason) for s in skipped] == [(str(broken), "no step is logged yet; job '' failed (NaN)")]
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"jobs": [{}]}', '{"jobs": 3}'])
