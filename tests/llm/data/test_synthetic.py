@@ -22,6 +22,7 @@ from llm.errors import UserError
 CONTEXT = 96
 TASKS = {
     "mqar": lambda: AssociativeRecall(8, vocabulary=64),
+    "mqar of several": lambda: AssociativeRecall([2, 8], vocabulary=64),
     "mqar uniform": lambda: AssociativeRecall(8, vocabulary=64, gap_power=1.0),
     "selective copy": lambda: SelectiveCopy(8, vocabulary=16),
     "parity": lambda: StateTracking(2),
@@ -80,6 +81,18 @@ def test_recall_asks_for_values_that_were_told():
         assert sorted(row.ids[at].tolist()) == sorted(told)
         assert [told[key] for key in row.ids[at].tolist()] == values.tolist()
         assert np.isin(row.ids[16:], list(told)).sum() == 8  # a key comes up nowhere else
+
+
+def test_rows_have_one_of_several_numbers_of_pairs_and_each_is_validated(tokenizer, settings):
+    recall = AssociativeRecall([2, 8], vocabulary=64)
+    asked = [len(answers(recall.make(np.random.default_rng(seed), CONTEXT))[0]) for seed in range(60)]
+    assert set(asked) == {2, 8}
+    assert 15 < asked.count(2) < 45
+    sets = validation_sets(settings(), recall, tokenizer, CONTEXT)
+    assert list(sets) == ["validation", "pairs_2", "pairs_8"]
+    assert {len(answers(sets["pairs_8"].read(i))[0]) for i in range(5)} == {8}
+    with pytest.raises(UserError, match="pairs="):
+        AssociativeRecall([4, 40], vocabulary=64)
 
 
 def test_the_gap_power_moves_questions_back():
