@@ -67,7 +67,8 @@ def _jobs(sweep: Path) -> Iterator[Path | Skipped]:
             yield found
         if found is None or entry.get("status") == "failed":
             why = f" ({entry['reason'][:LONGEST_REASON]})" if entry.get("reason") else ""
-            said = f"job '{' '.join(entry.get('words', []))}' {entry.get('status')}{why}"
+            values = [f"{key}={value}" for key, value in (entry.get("values") or {}).items() if value is not None]
+            said = f"job '{' '.join(values or entry.get('words', []))}' {entry.get('status')}{why}"
             yield Skipped(str(found or known), said if found else f"no run; {said}")
 
 

@@ -72,7 +72,7 @@ def summary(comparison: Comparison) -> str:
     finished = sum(len(group.runs) for group in comparison.groups)
     unfinished = sum(len(group.unfinished) for group in comparison.groups)
     more = f", {unfinished} unfinished" if unfinished else ""
-    left_out = f"; {len(comparison.skipped)} folders left out" if comparison.skipped else ""
+    left_out = f"; folders left out: {len(comparison.skipped)}" if comparison.skipped else ""
     found = sum(verdict.differs for verdict in comparison.verdicts)
     return (
         f"{len(comparison.groups)} contenders, {finished} finished runs{more}{left_out}. "
