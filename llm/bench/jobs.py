@@ -28,10 +28,8 @@ def run_jobs(jobs: Sequence[dict[str, Any]], *, limit: float) -> list[Timing]:
 
 def run_job(job: dict[str, Any], limit: float) -> list[Timing]:
     """The timings of one job; those that are missing at the end with the reason why."""
-    command = [sys.executable, "-m", "llm.bench.worker", json.dumps(job)]
-    worker = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    worker = subprocess.Popen(worker_command(job), **pipes, start_new_session=True)
     timer = threading.Timer(limit, _end, [worker])
     timer.start()
     try:
@@ -44,6 +42,11 @@ def run_job(job: dict[str, Any], limit: float) -> list[Timing]:
     reason = _last_line(err) if finished else f"not finished after {limit:.0f} s"
     wanted = [(context, packed) for context in job["contexts"] for packed in job["packed"]]
     return found + [Timing(job["name"], *missing, failed=reason) for missing in wanted[len(found) :]]
+
+
+def worker_command(job: dict[str, Any]) -> list[str]:
+    """The command line of the process that does `job`."""
+    return [sys.executable, "-m", "llm.bench.worker", json.dumps(job)]
 
 
 def _end(worker: subprocess.Popen[str]) -> None:
