@@ -28,7 +28,7 @@ LABELS = {
     "val_loss": "validation loss, nats a token",
     "val_accuracy": "validation accuracy",
     "tokens_per_second": "training tokens/s",
-    "state_bytes": "bytes of state of one sequence after a row of context",
+    "state_bytes": "decoding state after a row of context, bytes a sequence",
     LR: "peak learning rate",
     "context": "tokens a row, T",
 }
@@ -180,7 +180,7 @@ def pareto(cost: str, metric: str, groups: Sequence[Group]) -> Plot:
             means.append((x, mark.y))
     return Plot(
         f"pareto-{cost}",
-        f"{_title(metric)} at the end against {describe(cost)}",
+        f"{_title(metric)} at the end against {describe(cost).partition(',')[0]}",
         {"x": describe(cost)},
         describe(metric),
         series if len(series) > 1 else [],

@@ -132,8 +132,8 @@ class Plot {
     this.cursor = null; // index among cursor stops
     this.figure = document.createElement("figure");
     this.figure.id = plot.id;
-    this.figure.innerHTML = "<h2></h2><div class='legend'></div><svg tabindex='0' role='img'></svg>"
-      + "<div class='tip' aria-live='polite'></div><p class='note'></p>";
+    this.figure.innerHTML = "<h2></h2><div class='legend'></div><div class='canvas'>"
+      + "<svg tabindex='0' role='img'></svg><div class='tip' aria-live='polite'></div></div><p class='note'></p>";
     this.figure.querySelector("h2").textContent = plot.title;
     this.figure.querySelector(".note").textContent = plot.note;
     this.svg = this.figure.querySelector("svg");
@@ -247,7 +247,8 @@ class Plot {
       points: path((p) => p.y).join(" "), fill: "none", stroke: colour(curve.colour), "stroke-width": 1.8,
       "stroke-linejoin": "round", "stroke-dasharray": dash(curve), class: "series", "data-name": curve.name,
     }, this.inside);
-    if (points.length === 1) this.shape(curve.colour, this.x.at(points[0].x), this.y.at(points[0].y), 3.5);
+    if (this.plot.smooth && points.length > 1) return;
+    for (const point of points) this.shape(curve.colour, this.x.at(point.x), this.y.at(point.y), 3);
   }
 
   drawFront() {
@@ -419,7 +420,6 @@ class Plot {
     const share = this.svg.clientWidth / this.width, right = px > this.width / 2;
     this.tip.style.left = right ? "" : `${px * share + 14}px`;
     this.tip.style.right = right ? `${(this.width - px) * share + 14}px` : "";
-    this.tip.style.top = `${this.svg.offsetTop + 12}px`;
   }
 
   rest() {

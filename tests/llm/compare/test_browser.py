@@ -47,6 +47,8 @@ const label = (plot) => [...plot.svg.querySelectorAll("text")].map((t) => t.text
 
 pointer(loss, "pointermove", 0.6);
 seen.hover = loss.tip.textContent;
+const [tip, drawing] = [loss.tip, loss.svg].map((element) => element.getBoundingClientRect());
+seen.inside = tip.top >= drawing.top && tip.left >= drawing.left && tip.right <= drawing.right && tip.height > 20;
 key(loss, "Escape");
 seen.escaped = loss.tip.textContent;
 key(ratio, "ArrowRight");
@@ -127,6 +129,7 @@ def test_a_reader_can_use_the_report(seen, request):
 
     assert all(label in seen["hover"] for label in labels)
     assert " to " in seen["hover"]  # the band
+    assert seen["inside"]
     assert seen["escaped"] == ""
     assert "seeds: " in seen["first"]
     assert "95%: " in seen["first"]
