@@ -36,7 +36,7 @@ class Watch:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
-        self.read: dict[Path, tuple[tuple[int, int], Run]] = {}
+        self.read: dict[Path, tuple[int, Run]] = {}
 
     def look(self, now: float) -> list[Status]:
         """The state of every run, running ones first, and of every job of a sweep that has none yet."""
@@ -48,8 +48,8 @@ class Watch:
 
     def _status(self, folder: Path, now: float) -> Status:
         try:
-            run, age = self._run(folder), now - (folder / "metrics.jsonl").stat().st_mtime
-        except (UnreadableRun, OSError) as error:
+            run, age = self._run(folder), now - _changed(folder) / 1e9
+        except UnreadableRun as error:
             owner, alive = holder(folder)
             state = "starting" if owner and alive else f"unreadable: {error}"
             return Status(str(folder), state, [_tail(folder), "", state, *[""] * 6])
@@ -71,11 +71,18 @@ class Watch:
         return Status(str(folder), state, cells)
 
     def _run(self, folder: Path) -> Run:
-        stat = (folder / "metrics.jsonl").stat()
-        stamp = (stat.st_mtime_ns, stat.st_size)
-        if folder not in self.read or self.read[folder][0] != stamp:
-            self.read[folder] = (stamp, read_run(folder))
+        changed = _changed(folder)
+        if folder not in self.read or self.read[folder][0] != changed:
+            self.read[folder] = (changed, read_run(folder))
         return self.read[folder][1]
+
+
+def _changed(folder: Path) -> int:
+    """When the last line of metrics was written, in nanoseconds; 0 where there is none."""
+    try:
+        return (folder / "metrics.jsonl").stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def state_of(run: Run, age: float) -> str:
