@@ -6,12 +6,14 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
-from llm.bench import jobs, paths
+from llm.bench import jobs, losses, paths
 from llm.bench.rows import RandomRows
 from llm.bench.steps import bench_config, time_steps
 from llm.bench.timing import Timing, plot, split_table, table
 from llm.data.loader import batches
+from llm.loss import linear_cross_entropy
 
 TINY = ["model=tiny", "model.n_layers=2", "model.d_model=32", "model.head_dim=16", "model.linear_head_dim=16"]
 TINY += ["model.parameters=40000", "tokenizer.vocab_size=50"]
@@ -82,13 +84,23 @@ def test_paths_of_a_layout():
 
 
 def test_full_logits_are_the_chunked_loss():
-    import torch
-
-    from llm.loss import linear_cross_entropy
-
     hidden, weight = torch.randn(2, 7, 8, dtype=torch.float64), torch.randn(16, 8, dtype=torch.float64)
     targets = torch.randint(11, (2, 7))
     targets[0, 0] = -100
     one, other = (f(hidden, weight, targets, 11) for f in (paths.full_logits, linear_cross_entropy))
     torch.testing.assert_close(one[0], other[0], check_dtype=False)
     assert one[1] == other[1]
+
+
+def test_losses_are_compared_with_fp64(monkeypatch):
+    monkeypatch.setattr(losses, "ROUNDS", 1)
+    hidden, weight = torch.randn(40, 8).requires_grad_(), torch.randn(16, 8).requires_grad_()
+    targets = torch.randint(16, (40,))
+    truth = losses.exact(hidden, weight, targets)
+    ours = losses.implementations([16])["ours, eager"]
+    good = losses.measure("good", ours, hidden, weight, targets, truth)
+    assert 0 < good.hidden_error < 0.02, "bf16 products"
+    assert good.loss_error < 1e-3
+    wrong = losses.measure("wrong", lambda h, w, t: 1.1 * ours(h, w, t), hidden, weight, targets, truth)
+    assert wrong.weight_error > 0.09
+    assert losses.measure("none", lambda h, w, t: h @ w, hidden, weight, targets, truth).failed
