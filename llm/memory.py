@@ -28,39 +28,49 @@ PROBE_TOKENS = (256, 512)  # two sizes tell what grows with the tokens from what
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of training: `fixed`, and `by_token` of a micro-batch."""
+    """Bytes of training, at its two peaks: in the loss, and in the backward pass of the block that needs most.
 
-    fixed: int
+    `fixed` whatever the micro-batch, `by_token` of what is kept for the backward pass, `loss` of a chunk of logits,
+    `backward_by_token` while one block computes gradients.
+    """
+
+    fixed: float
     by_token: float
+    loss: float
+    backward_by_token: float
 
     def at(self, tokens: int) -> float:
         """Peak with micro-batches of `tokens` tokens."""
-        return self.fixed + tokens * self.by_token
+        return self.fixed + tokens * self.by_token + max(self.loss, tokens * self.backward_by_token)
 
     def largest_micro_batch(self, context: int, device_bytes: int) -> int:
         """Rows of `context` tokens for which a device of that size has room; 0 where not even one fits."""
-        return max(0, int((USABLE * device_bytes - self.fixed) // (context * self.by_token)))
+        room = USABLE * device_bytes - self.fixed
+        tokens = min((room - self.loss) / self.by_token, room / (self.by_token + self.backward_by_token))
+        return max(0, int(tokens // context))
 
 
 def training_memory(config: TrainConfig, model: Decoder, checkpointing: str) -> Memory:
     """The peak of training `model` (the meta device will do) under bf16 autocast, on one GPU that has all weights.
 
-    A forward pass of each kind of block with tensors that have no contents tells what it keeps. The backward pass is
-    taken to need as much again as one block keeps without checkpointing, and the loss three times its chunk of logits.
-    Compiled blocks are taken to keep the results of their products and operators.
+    A forward pass of each kind of block with tensors that have no contents tells what it keeps. Assumed: compiled
+    blocks keep the results of their products and operators; the backward pass of a block takes as much again as it
+    keeps without checkpointing; and a chunk of logits `CHUNK_BYTES`, twice that where it is not compiled.
     """
     compiled = config.compile is not False
-    kinds: dict[str, tuple[float, float]] = {}
-    kept_fixed, kept_by_token, largest = 0.0, 0.0, 0.0
+    kinds: dict[str, tuple[tuple[float, float], float]] = {}
     for block in model.layers:
-        kind = repr(block)
-        if kind not in kinds:
-            kinds[kind] = _kept(block, checkpointing, compiled), _kept(block, "none", compiled)
-        (fixed, by_token), (_, unchecked) = kinds[kind]
-        kept_fixed, kept_by_token, largest = kept_fixed + fixed, kept_by_token + by_token, max(largest, unchecked)
+        if repr(block) not in kinds:
+            kinds[repr(block)] = _kept(block, checkpointing, compiled), _kept(block, "none", compiled)[1]
+    kept = [kinds[repr(block)][0] for block in model.layers]
+    head = 4 * model.head_weight.numel()  # its gradient, which the loss makes
     hidden = 3 * 4 * config.model.d_model  # in and out of the last norm, and the gradient
-    fixed = STATE_BYTES * sum(p.numel() for p in model.parameters()) + kept_fixed + 3 * CHUNK_BYTES
-    return Memory(int(fixed + 4 * model.head_weight.numel()), kept_by_token + largest + hidden)
+    return Memory(
+        fixed=STATE_BYTES * sum(p.numel() for p in model.parameters()) + sum(fixed for fixed, _ in kept) + head,
+        by_token=sum(by_token for _, by_token in kept) + hidden,
+        loss=CHUNK_BYTES * (1 if compiled else 2),
+        backward_by_token=max(unchecked for _, unchecked in kinds.values()),
+    )
 
 
 def device_memory() -> tuple[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -65,12 +66,20 @@ def _shard(objective: nn.Module, mesh: DeviceMesh) -> None:
 
 def _mesh(config: TrainConfig, accelerator: Accelerator) -> DeviceMesh:
     processes, kind = accelerator.num_processes, accelerator.device.type
+    shards = group_size(config, processes)
     if config.parallel == "fsdp":
-        return init_device_mesh(kind, (processes,), mesh_dim_names=("shard",))
+        return init_device_mesh(kind, (shards,), mesh_dim_names=("shard",))
+    return init_device_mesh(kind, (processes // shards, shards), mesh_dim_names=("copy", "shard"))
+
+
+def group_size(config: TrainConfig, processes: int) -> int:
+    """Processes that share one copy of the weights. UserError where that does not divide them."""
+    if config.parallel != "hsdp":
+        return processes if config.parallel == "fsdp" else 1
     shards = config.shard_over or int(os.environ.get("LOCAL_WORLD_SIZE", processes))
     if processes % shards:
         raise UserError(f"shard_over={shards}: does not divide the {processes} processes. Choose a divisor.")
-    return init_device_mesh(kind, (processes // shards, shards), mesh_dim_names=("copy", "shard"))
+    return shards
 
 
 @contextmanager
@@ -95,6 +104,17 @@ def outer_weights(objective: nn.Module) -> Iterator[None]:
     finally:
         if sharded:
             objective.reshard()
+
+
+def leave(accelerator: Accelerator) -> None:
+    """End the processes' connections, once there is nothing more to agree on.
+
+    A thread of gloo wants Python's lock to let go of the last exchange, and whoever ends the connection waits for that
+    thread with the lock held (seen with torch 2.13: one rank in three then hangs). So it gets a moment first.
+    """
+    if accelerator.num_processes > 1:
+        time.sleep(0.3)
+    accelerator.end_training()
 
 
 class Agreement:

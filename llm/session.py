@@ -15,7 +15,7 @@ from llm.layout import describe_layout, layer_names
 from llm.loss import NextTokenLoss
 from llm.model.decoder import Decoder
 from llm.optim import build_optimizer
-from llm.parallel import build_accelerator, distribute
+from llm.parallel import build_accelerator, distribute, group_size, leave
 from llm.plan import StepPlan
 from llm.report import model_facts, report, size_warnings
 from llm.runfolder import RunFolder, open_run
@@ -46,7 +46,7 @@ def train(config: TrainConfig) -> int:
         summary = job.trainer.fit()
     if job.trainer.accelerator.is_main_process:
         conclude(summary, job.trainer.run, job.validation)
-    job.trainer.accelerator.end_training()
+    leave(job.trainer.accelerator)
     return summary.outcome.exit_code
 
 
@@ -87,6 +87,7 @@ def prepare(config: TrainConfig, signals: StopSignals) -> Job:
 def check(config: TrainConfig, vocab_size: int, world_size: int) -> Decoder:
     """All that can be wrong with the settings comes to light here, in a moment. The model on the meta device."""
     StepPlan.make(config, world_size)
+    group_size(config, world_size)
     build_schedule(config.schedule, total_steps(config))
     WallTime(config.max_wall_time)
     for key, leaf in {

@@ -45,10 +45,12 @@ def test_choices_keep_less_and_less(make_config, mixer, compiled):
 
 
 def test_the_largest_micro_batch_is_the_largest_that_fits():
-    memory, device = Memory(fixed=10 * 2**20, by_token=1000.0), 100 * 2**20
-    rows = memory.largest_micro_batch(256, device)
-    assert memory.at(rows * 256) <= 0.92 * device < memory.at((rows + 1) * 256)
-    assert memory.largest_micro_batch(256, 2**20) == 0
+    device = 100 * 2**20
+    for loss in (1e6, 40e6):  # the backward pass has the peak, or the loss
+        memory = Memory(fixed=10 * 2**20, by_token=1000.0, loss=loss, backward_by_token=100.0)
+        rows = memory.largest_micro_batch(256, device)
+        assert memory.at(rows * 256) <= 0.92 * device < memory.at((rows + 1) * 256)
+        assert memory.largest_micro_batch(256, 2**20) == 0
 
 
 def test_a_dry_run_says_it(make_config):

@@ -11,6 +11,8 @@ import pytest
 from safetensors.torch import load_file
 
 from llm.checkpoint import Checkpoints
+from llm.errors import UserError
+from llm.parallel import group_size
 from llm.runs_equal import differences_of_runs
 
 CONFTEST = Path(__file__).with_name("conftest.py")
@@ -82,3 +84,11 @@ def test_muon_over_shards_is_muon(train, words, two_ranks, tmp_path, assert_same
     )
     assert not differences_of_runs(tmp_path / "fsdp", tmp_path / "parts")
     assert_same_curve(tmp_path / "one", tmp_path / "fsdp", rel=3e-3)  # its bf16 products round other sums
+
+
+def test_groups_of_shards_divide_the_processes(make_config):
+    config = make_config("gdn", "parallel=hsdp", "shard_over=3")
+    assert group_size(config, 6) == 3
+    with pytest.raises(UserError, match="shard_over=3: does not divide the 8 processes"):
+        group_size(config, 8)
+    assert [group_size(make_config("gdn", f"parallel={kind}"), 8) for kind in ("ddp", "fsdp")] == [1, 8]
