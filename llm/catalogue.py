@@ -26,13 +26,13 @@ SIZE, CONTEXT = "340m", 4096
 MEASURED = Path(__file__).parent.parent / "docs" / "mixers_measured.json"
 INTRODUCTION = f"""# Mixers
 
-Written by `python scripts/describe_mixers.py` from the classes in `llm/mixers/` and the files in `configs/mixer/`; a test
-holds it to them. `mixer=NAME` trains a stack of one, `mixer=hybrid_NAME_3to1` three layers of it to one of softmax
-attention, `pattern=[NAME,OTHER]` any layout.
+Written by `python scripts/describe_mixers.py` from the classes in `llm/mixers/` and the files in `configs/mixer/`; a
+test holds it to them. `mixer=NAME` trains a stack of one, `mixer=hybrid_NAME_3to1` three layers of it to one of
+softmax attention, `pattern=[NAME,OTHER]` any layout.
 
-K, V are key and value size of a head, S its state, [K, V]; g a logarithm of a decay. At `model={SIZE}`: state of all layers
-of one sequence after {CONTEXT:,} tokens with bf16 activations; FLOPs of one layer's mixer for a token, forward, in documents
-of {CONTEXT:,} tokens; the MLP's width, with which all have the same parameters.
+K, V are key and value size of a head, S its state, [K, V]; g a logarithm of a decay. At `model={SIZE}`: state of all
+layers of one sequence after {CONTEXT:,} tokens with bf16 activations; FLOPs of one layer's mixer for a token, forward,
+in documents of {CONTEXT:,} tokens; the MLP's width, with which all have the same parameters.
 """
 
 
@@ -88,9 +88,8 @@ def entries() -> list[Entry]:
     return found
 
 
-def page() -> str:
+def page(found: list[Entry]) -> str:
     """The text of docs/mixers.md."""
-    found = entries()
     measured = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
     return "\n".join([INTRODUCTION, *_table(found, measured), "", *_sections(found)])
 

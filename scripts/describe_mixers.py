@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from llm.catalogue import page
+from llm.catalogue import entries, page
 from llm.cli import command
 from llm.errors import UserError
 
@@ -15,7 +15,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "mixers.md"
 @command
 def main() -> None:
     """Write, or check."""
-    text = page()
+    text = page(entries())
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(text, encoding="utf-8")
     elif PAGE.read_text(encoding="utf-8") != text:

@@ -14,11 +14,11 @@ INITIAL_LOGIT = -0.9
 
 
 class QDelta(GatedDeltaNet):
-    """``S_t = exp(g_t) S_{t-1} + beta_t k_t (v_t - exp(g_t) S_{t-1}^T (k_t + lambda_t q_t))^T``, as its code has it.
+    """``S_t = exp(g_t) S_{t-1} + beta_t k_t (v_t - exp(g_t) S_{t-1}^T (k_t + lambda_t q_t))^T``.
 
-    Gated DeltaNet that corrects what the query would find, too: lambda = sigmoid(x W_l - 0.9), one a head. As q and k
-    have unit length and beta is at most 1, eigenvalues stay in [-1, 1]: 1 - beta (1 + lambda q.k). They would not for
-    beta up to 2, so there is no such setting.
+    Park et al. 2026, arXiv 2606.08804. Gated DeltaNet that corrects what the query would find, too: lambda =
+    sigmoid(x W_l - 0.9), one a head. As q and k have unit length and beta is at most 1, eigenvalues stay in [-1, 1]:
+    1 - beta (1 + lambda q.k). They would not for beta up to 2, so there is no such setting.
 
     Reduction: free erase keys e = beta (k + lambda q), values beta v.
     """

@@ -17,10 +17,10 @@ TAPS = 4
 class SelectiveRotation(nn.Module):
     """Selective RoPE: ``theta_t = tau * sum_{s <= t} conv4(W_2 W_1 unit(x_s))``, the angles of queries and keys.
 
-    In place of the position it is the sum, over the document, of steps that the tokens choose, through `rank` channels
-    and a convolution without activation; tau is RoPE's ladder of frequencies with base 500,000, fixed. After a rotation
-    a linear mixer's transition is complex: its decay times exp(i tau phi). Left out: the sigmoid gate and the bias of
-    the steps, which its code has as options.
+    Movahedi et al. 2025, arXiv 2511.17388. In place of the position it is the sum, over the document, of steps that the
+    tokens choose, through `rank` channels and a convolution without activation; tau is RoPE's ladder of frequencies
+    with base 500,000, fixed. After a rotation a linear mixer's transition is complex: its decay times exp(i tau phi).
+    Left out: the sigmoid gate and the bias of the steps, which its code has as options.
     """
 
     def __init__(self, d_model: int, heads: int, head_dim: int, *, rank: int) -> None:

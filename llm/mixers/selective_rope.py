@@ -16,8 +16,9 @@ from llm.model.rotary import rotate_by
 
 
 class SelectiveRopeAttention(SoftmaxAttention):
-    """Softmax attention whose queries and keys are rotated by angles that tokens choose (Selective RoPE).
+    """Softmax attention whose queries and keys are rotated by angles that tokens choose.
 
+    Selective RoPE, Movahedi et al. 2025, arXiv 2511.17388:
     ``logit_ts = q_t^T R(theta_t - theta_s) k_s / sqrt(K)`` with theta as in `SelectiveRotation`, whose projection has
     rank `rank`. All else is `SoftmaxAttention`'s, without grouped queries. The cache keeps rotated keys, the last phase
     and the last inputs of the convolution.

@@ -81,13 +81,12 @@ def test_flops_formula_equals_the_counted_products(mixer_name, make_mixer):
 
 def test_state_bytes_count_the_state(mixer_name, make_mixer):
     """fp32 recurrent state, the rest in bf16; positions are not counted."""
-    mixer, context = make_mixer(mixer_name, torch.float32), 40
-    state = mixer.init_state(1, context, "cpu", torch.bfloat16)
-    assert sum(s.nbytes for s in state.values() if s.is_floating_point()) == mixer.state_bytes(context)
-    if mixer.state_elements() > 0:  # a recurrent state: constant, and it stays fp32
-        assert mixer.state_bytes(context) == mixer.state_bytes(2 * context)
-        matrices = [s for s in state.values() if s.dtype is torch.float32 and s.ndim == 4 and min(s.shape[2:]) > 1]
-        assert mixer.state_elements() == sum(s.numel() for s in matrices)
+    mixer = make_mixer(mixer_name, torch.float32)
+    for context in (40, 80):
+        state = mixer.init_state(1, context, "cpu", torch.bfloat16)
+        assert sum(s.nbytes for s in state.values() if s.is_floating_point()) == mixer.state_bytes(context)
+    matrices = [s for s in state.values() if s.dtype is torch.float32 and s.ndim == 4 and min(s.shape[2:]) > 1]
+    assert mixer.state_elements() == sum(s.numel() for s in matrices)
 
 
 def test_every_parameter_gets_a_gradient(mixer_name, make_mixer):
