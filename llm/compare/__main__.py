@@ -46,10 +46,11 @@ def main(words: Sequence[str] | None = None) -> int:
         at=options.at,
     )
     tables = build_tables(comparison)
-    print("\n\n".join([summary(comparison), *(as_text(table) for table in tables if table.id in SHOWN)]))
-    if options.out:
+    if options.out:  # before anything is printed, for which there may be no reader
         plots = build_plots(comparison, options.against)
         write_report(options.out, comparison, tables, plots, options.title, force=options.force)
+    print("\n\n".join([summary(comparison), *(as_text(table) for table in tables if table.id in SHOWN)]))
+    if options.out:
         print(f"\nreport: {options.out / 'index.html'}", file=sys.stderr)
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from llm.compare.analysis import Comparison
@@ -55,7 +56,18 @@ def build_plots(comparison: Comparison, against: Sequence[str] = ()) -> list[Plo
         against_setting("context", "tokens_per_second", groups),
         *(against_setting(key, metric, groups) for key in against if key != LR),
     ]
-    return [plot for plot in plots if plot.series]
+    return _with_safe_ids([plot for plot in plots if plot.series])
+
+
+def _with_safe_ids(plots: Sequence[Plot]) -> list[Plot]:
+    """Ids become names of files, and parts of them come from run folders: only letters, digits, - and _, each once."""
+    taken: dict[str, Plot] = {}
+    for plot in plots:
+        safe = re.sub(r"[^a-zA-Z0-9_-]+", "_", plot.id)
+        while safe in taken:
+            safe += "_"
+        taken[safe] = replace(plot, id=safe)
+    return list(taken.values())
 
 
 def describe(metric: str) -> str:

@@ -112,7 +112,8 @@ def verdict_text(verdict: Verdict, metric: str) -> str:
     if verdict.seeds_missing is None:
         return f"no difference shown; no practical number of seeds would settle one so small{also}"
     each = "" if verdict.difference.paired else " on each side"
-    return f"no difference shown; about {verdict.seeds_missing} more seeds{each} would settle one of this size{also}"
+    seeds = f"{verdict.seeds_missing} more seed{'s' if verdict.seeds_missing > 1 else ''}{each}"
+    return f"no difference shown; about {seeds} would settle one of this size{also}"
 
 
 def notes(comparison: Comparison) -> Table:

@@ -21,7 +21,7 @@ from llm.compare.tables import Table, as_latex, as_markdown, as_text, build_tabl
 EXPECTED = {
     "curve-loss", "curve-val_loss", "ratio-val_loss", "ratio-val_accuracy", "ratio-recall", "pareto-tokens_per_second",
     "pareto-state_bytes", "loss_by_length-validation", "loss_by_position-validation", "recall_by_length-needle",
-    "decoding_tokens_per_second-batch 1",
+    "decoding_tokens_per_second-batch_1",
 }  # fmt: skip
 
 
@@ -78,15 +78,24 @@ def test_the_pareto_front_is_what_none_beats(comparison):
 def test_learning_rates_that_were_not_chosen_are_plotted_too(make_folder):
     folders = [make_folder("gdn", f"optim.lr={lr}", seed=1) for lr in ("1e-4", "1e-3", "1e-2")]
     plots = build_plots(compare(read_all(folders)[0], select_lr=True))
-    plot = next(p for p in plots if p.id == "val_loss-against-optim.lr")
+    plot = next(p for p in plots if p.id == "val_loss-against-optim_lr")
     assert [(s.name, [m.x for m in s.marks]) for s in plot.series] == [("gdn", [1e-4, 1e-3, 1e-2])]
 
 
 def test_any_setting_can_be_plotted_against(make_folder):
     folders = [make_folder("gdn", f"mixers.gdn.conv_size={n}", seed=1) for n in (2, 3, "null")]
     plots = build_plots(compare(read_all(folders)[0]), ["mixers.gdn.conv_size"])
-    plot = next(p for p in plots if p.id == "val_loss-against-mixers.gdn.conv_size")
+    plot = next(p for p in plots if p.id == "val_loss-against-mixers_gdn_conv_size")
     assert plot.ticks == ["2", "3", "null"]
+
+
+def test_names_from_a_run_cannot_leave_the_folder(make_folder, tmp_path):
+    names = ("../../../evil", "a b", "a_b", "x'\"<")
+    series = [{"measure": "recall_by_length", "name": name, "points": [[1, 0.5], [2, 0.4]]} for name in names]
+    out = tmp_path / "deep" / "report"
+    assert main([str(make_folder(evaluations=series)), "--out", str(out)]) == 0
+    assert len(list((out / "plots").glob("recall*.svg"))) == 4
+    assert not list(tmp_path.rglob("evil*"))
 
 
 def test_losses_that_are_not_finite_do_not_stop_anything(make_folder):
