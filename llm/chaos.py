@@ -3,14 +3,15 @@
     python -m llm.chaos --kills 100 [--out DIR] [--seed N] [--into FILE.md] [key=value ...]
 
 Every attempt is a process of its own (a fork: the imports are paid once) that suffers a fault: it is killed by SIGKILL
-at a random instant or at a chosen one, or is asked to stop by SIGTERM. The next attempt is the same command again. When
-a run gets to its end it is compared, and the next one begins, until there were enough kills. Faults are drawn like
-cards: none comes again before each came once.
+at a random instant or at a chosen one, asked to stop by a signal, finds a full disk, or what a power cut may leave. The
+next attempt is the same command again. When a run gets to its end it is compared, and the next one begins, until there
+were enough kills. Faults are drawn like cards: none comes again before each came once.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import random
 import shutil
@@ -18,8 +19,10 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from llm import checkpoint, trainer
@@ -28,7 +31,7 @@ from llm.compose import compose
 from llm.config import TrainConfig
 from llm.runs_equal import differences_of_runs
 from llm.session import train
-from llm.stopping import Outcome
+from llm.stopping import SIGNALS, Outcome
 from llm.tokenizer import load_tokenizer
 
 SMALL_RUN = [
@@ -38,22 +41,34 @@ SMALL_RUN = [
     "batch_tokens=256", "micro_batch=2", "steps=30", "log_every=3", "eval.every=5", "checkpoint.every=4",
 ]  # fmt: skip
 
+STOPS = (Outcome.PREEMPTED, Outcome.INTERRUPTED)
 BEGIN, END = "<!-- chaos: begin -->", "<!-- chaos: end -->"
 
-Fault = Callable[[random.Random, float], None]  # armed with dice and the seconds that an undisturbed run takes
+# armed, in the process that is to suffer it, with dice, the run's folder and the seconds that an undisturbed run takes
+Fault = Callable[[random.Random, Path, float], None]
 
 
-def at_call(owner: object, name: str, most: int) -> Fault:
-    """SIGKILL at one of the first `most` calls of a function."""
+def die() -> None:
+    """SIGKILL to this process."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
-    def arm(dice: random.Random, seconds: float) -> None:
+
+def full_disk() -> None:
+    """What a write raises there."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def at_call(owner: object, name: str, most: int, happen: Callable[[], None] = die) -> Fault:
+    """Something happens at one of the first `most` calls of a function."""
+
+    def arm(dice: random.Random, run_dir: Path, seconds: float) -> None:
         original, left = getattr(owner, name), dice.randint(1, most)
 
         def counting(*args: object, **kwargs: object) -> object:
             nonlocal left
             left -= 1
             if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                happen()
             return original(*args, **kwargs)
 
         setattr(owner, name, counting)
@@ -64,12 +79,29 @@ def at_call(owner: object, name: str, most: int) -> Fault:
 def after_delay(number: signal.Signals) -> Fault:
     """A signal at any time of the run."""
 
-    def arm(dice: random.Random, seconds: float) -> None:
+    def arm(dice: random.Random, run_dir: Path, seconds: float) -> None:
         timer = threading.Timer(dice.uniform(0.0, seconds), os.kill, (os.getpid(), number))
         timer.daemon = True
         timer.start()
 
     return arm
+
+
+def damage(dice: random.Random, run_dir: Path, seconds: float) -> None:
+    """A flipped bit in the newest checkpoint, if there is an older one."""
+    checkpoints = checkpoint.Checkpoints(run_dir)
+    if len(checkpoints.steps()) > 1:
+        file = dice.choice(sorted(checkpoints.path(checkpoints.steps()[-1]).iterdir()))
+        content = bytearray(file.read_bytes())
+        content[dice.randrange(len(content))] ^= 1 << dice.randrange(8)
+        file.write_bytes(content)
+
+
+def tear(dice: random.Random, run_dir: Path, seconds: float) -> None:
+    """Half a line at the end of metrics.jsonl, as a power cut leaves it."""
+    if run_dir.exists():
+        with (run_dir / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 12, "lo')
 
 
 FAULTS: dict[str, Fault] = {
@@ -81,7 +113,13 @@ FAULTS: dict[str, Fault] = {
     "SIGKILL between renaming and pruning": at_call(checkpoint.Checkpoints, "prune", 3),
     "SIGKILL in pruning": at_call(checkpoint, "_discard", 2),
     "SIGTERM at a random instant": after_delay(signal.SIGTERM),
+    "SIGUSR1 at a random instant": after_delay(signal.SIGUSR1),
+    "SIGINT at a random instant": after_delay(signal.SIGINT),
+    "disk full while tensors are written": at_call(checkpoint, "_save_tensors", 6, full_disk),
+    "a bit flipped in the newest checkpoint": damage,
+    "a torn last line of metrics": tear,
 }
+ENDINGS = {0, *(-number for number in (signal.SIGKILL, *SIGNALS.values()))} | {outcome.exit_code for outcome in STOPS}
 
 
 @command
@@ -113,19 +151,48 @@ def chaos(kills: int, out: Path, dice: random.Random, overrides: list[str]) -> t
     if _attempt(whole, out) != 0:
         raise RuntimeError(f"the undisturbed run failed: see {out}/log")
     seconds = time.monotonic() - began
-    hit, missed, runs, wrong, faults = Counter(), Counter(), 0, [], _deal(dice)
-    while sum(hit.values()) < kills:
-        run = _config(out / f"run{runs}", overrides)
-        while fault := next(faults) if sum(hit.values()) < kills else None:
-            if _attempt(run, out, fault, random.Random(dice.random()), seconds) == 0:
-                missed[fault] += 1  # the run was over before the fault came
-                break
-            hit[fault] += 1
-        if fault is None and _attempt(run, out) != 0:
-            raise RuntimeError(f"the last attempt at {run.run_dir} failed: see {out}/log")
-        runs += 1
-        wrong += [f"{run.run_dir}: {text}" for text in differences_of_runs(whole.run_dir, run.run_dir)]
-    return _table(hit, missed, runs, wrong), not wrong
+    tally, faults = Tally(), _deal(dice)
+    while tally.cut.total() < kills:
+        run, suffered, code = _config(out / f"run{tally.runs}", overrides), [], None
+        while code != 0:
+            fault = next(faults) if tally.cut.total() < kills else None
+            code = _attempt(run, out, fault, random.Random(dice.random()), seconds)
+            if fault is None and code != 0:
+                raise RuntimeError(f"the last attempt at {run.run_dir} failed: see {out}/log")
+            suffered += [fault] if fault else []
+            tally.cut[fault] += code != 0
+        tally.finish(suffered, differences_of_runs(whole.run_dir, run.run_dir))
+    return str(tally), not tally.wrong
+
+
+@dataclass
+class Tally:
+    """How often each fault was tried and cut an attempt short, and in how many runs that came out wrong it was."""
+
+    tried: Counter = field(default_factory=Counter)
+    cut: Counter = field(default_factory=Counter)
+    wrong: Counter = field(default_factory=Counter)
+    found: list[str] = field(default_factory=list)
+    runs: int = 0
+
+    def finish(self, suffered: list[str], differences: list[str]) -> None:
+        """A run came to its end."""
+        self.tried.update(suffered)
+        if differences:
+            self.wrong.update(set(suffered))
+            self.found.append(f"run{self.runs}: {', '.join(differences)}")
+        self.runs += 1
+
+    def __str__(self) -> str:
+        lines = ["| fault | tried | attempts cut short | outcome |", "| --- | ---: | ---: | --- |"]
+        for name in FAULTS:
+            outcome = f"in {self.wrong[name]} runs that DIFFER" if self.wrong[name] else "bitwise equal"
+            lines.append(f"| {name} | {self.tried[name]} | {self.cut[name]} | {outcome if self.tried[name] else ''} |")
+        lines += [f"| all | {self.tried.total()} | {self.cut.total()} | |", ""]
+        verdict = "; ".join(self.found) or "all bitwise equal to the undisturbed run"
+        return "\n".join(
+            [*lines, f"{self.runs} runs came to their end: {verdict} (weights, optimizer, RNG, data, metrics)."]
+        )
 
 
 def _deal(dice: random.Random) -> Iterator[str]:
@@ -157,24 +224,19 @@ def _attempt(
             os.dup2(log, sys.stdout.fileno())
             os.dup2(log, sys.stderr.fileno())
             print(f"--- {time.ctime()} {fault}", file=sys.stderr)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # before training begins it just ends
             if fault:
-                FAULTS[fault](dice, seconds)
+                FAULTS[fault](dice, Path(config.run_dir), seconds)
             code = train(config)
+        except BaseException:
+            traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code not in (0, -signal.SIGKILL, -signal.SIGTERM, Outcome.PREEMPTED.exit_code):
+    if code not in ENDINGS:
         raise RuntimeError(f"an attempt ended with {code} after {fault!r}: see {out}/log")
     return code
-
-
-def _table(hit: Counter, missed: Counter, runs: int, wrong: list[str]) -> str:
-    lines = ["| fault | attempts cut short | came after the end |", "| --- | ---: | ---: |"]
-    lines += [f"| {name} | {hit[name]} | {missed[name]} |" for name in FAULTS]
-    lines += [f"| all | {sum(hit.values())} | {sum(missed.values())} |", ""]
-    verdict = "all bitwise equal to the undisturbed run" if not wrong else "DIFFERENT: " + "; ".join(wrong)
-    return "\n".join([*lines, f"{runs} runs came to their end: {verdict} (weights, optimizer, RNG, data, metrics)."])
 
 
 if __name__ == "__main__":
