@@ -20,6 +20,7 @@ from llm.compare.statistics import (
     unpaired_difference,
 )
 from llm.errors import UserError
+from llm.layout import ratio_warning
 
 METRICS = ("val_loss", "val_accuracy", "loss")  # the first that any finished run has is compared by default
 
@@ -167,6 +168,8 @@ def _notes(group: Group, comparison: Comparison) -> list[str]:
     notes = []
     if group.tried:
         notes.append(f"lr {group.lr:.6g}, the best of {', '.join(f'{lr:.6g}' for lr in group.tried)}")
+    if warning := ratio_warning(group.all_runs[0].config):
+        notes.append(warning)
     stuck: dict[str, list[tuple[int, int]]] = {}
     for run in group.unfinished:
         stuck.setdefault(f"left out: {why_left_out(run)}", []).append(run.pair)

@@ -16,17 +16,17 @@ function drawAll() {
 function legend(plot) {
   const parent = plot.figure.querySelector(".legend");
   const series = plot.plot.curves.concat(plot.plot.marks);
-  for (const { name, colour: index } of series) {
-    const button = document.createElement("button");
+  for (const one of series) {
+    const name = one.name, button = document.createElement("button");
     button.type = "button";
     button.dataset.name = name;
-    button.append(swatch(index), name);
+    button.append(swatch(one), name);
     button.addEventListener("click", () => {
       if (!view.hidden.delete(name)) view.hidden.add(name);
       drawAll();
     });
     button.addEventListener("dblclick", () => {
-      const others = series.map((one) => one.name).filter((other) => other !== name);
+      const others = series.map((other) => other.name).filter((other) => other !== name);
       const alone = others.every((other) => view.hidden.has(other));
       for (const other of others) view.hidden[alone ? "delete" : "add"](other);
       view.hidden.delete(name);

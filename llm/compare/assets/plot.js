@@ -248,7 +248,7 @@ class Plot {
       "stroke-linejoin": "round", "stroke-dasharray": dash(curve), class: "series", "data-name": curve.name,
     }, this.inside);
     if (this.plot.smooth && points.length > 1) return;
-    for (const point of points) this.shape(curve.colour, this.x.at(point.x), this.y.at(point.y), 3);
+    for (const point of points) shape(this.inside, curve.colour, this.x.at(point.x), this.y.at(point.y), 3);
   }
 
   drawFront() {
@@ -275,20 +275,9 @@ class Plot {
       for (const value of mark.values.length > 1 ? mark.values : []) {
         svg("circle", { cx: px, cy: this.y.at(value), r: 2, fill: colour(series.colour), opacity: 0.55 }, group);
       }
-      this.shape(series.colour, px, py, 5, group);
+      shape(group, series.colour, px, py, 5);
       this.stops.push({ px, py, series, mark });
     }
-  }
-
-  shape(index, px, py, r, parent = this.inside) {
-    const paths = [
-      `M${px - r} ${py}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0z`,
-      `M${px - r} ${py - r}h${2 * r}v${2 * r}h${-2 * r}z`,
-      `M${px} ${py - 1.3 * r}l${1.3 * r} ${1.3 * r}l${-1.3 * r} ${1.3 * r}l${-1.3 * r} ${-1.3 * r}z`,
-      `M${px} ${py - 1.2 * r}l${1.2 * r} ${2.2 * r}h${-2.4 * r}z`,
-      `M${px} ${py + 1.2 * r}l${1.2 * r} ${-2.2 * r}h${-2.4 * r}z`,
-    ];
-    svg("path", { d: paths[index % paths.length], fill: colour(index), stroke: "var(--paper)" }, parent);
   }
 
   // Names beside the marks, moved down until they lie on no other.
@@ -388,7 +377,7 @@ class Plot {
   pointAtMark({ px, py, series, mark }) {
     svg("circle", { cx: px, cy: py, r: 9, fill: "none", stroke: "var(--ink)" }, this.overlay);
     const x = this.readX(mark.x);
-    const lines = [[null, mark.label], [series.colour, `${readable(mark.y)} at ${x}`]];
+    const lines = [[null, mark.label], [series, `${readable(mark.y)} at ${x}`]];
     if (mark.interval) lines.push([null, `95%: ${mark.interval.map(readable).join(" to ")}`]);
     lines.push([null, mark.values.length > 1 ? `seeds: ${mark.values.map(readable).join(", ")}` : "one seed"]);
     this.say(px, lines);
@@ -403,7 +392,7 @@ class Plot {
       if (x < points[0].x || x > points[points.length - 1].x) continue;
       svg("circle", { cx: this.x.at(point.x), cy: this.y.at(point.y), r: 3, fill: colour(curve.colour) }, this.overlay);
       const range = point.n > 1 ? `  (${readable(point.low)} to ${readable(point.high)})` : "";
-      found.push([curve.colour, `${readable(point.y)}${range}  ${curve.name}`, point.y]);
+      found.push([curve, `${readable(point.y)}${range}  ${curve.name}`, point.y]);
     }
     found.sort((a, b) => b[2] - a[2]);
     this.say(px, [[null, `${this.readX(x)} ${this.plot.x_labels[this.axis].split(",")[0]}`], ...found]);
@@ -411,9 +400,9 @@ class Plot {
 
   say(px, lines) {
     this.aimed = px;
-    this.tip.replaceChildren(...lines.map(([index, text], i) => {
+    this.tip.replaceChildren(...lines.map(([series, text], i) => {
       const line = document.createElement(i ? "div" : "b");
-      if (index !== null) line.append(swatch(index));
+      if (series !== null) line.append(swatch(series));
       line.append(text);
       return line;
     }));
@@ -430,11 +419,24 @@ class Plot {
   }
 }
 
-function swatch(index) {
-  const element = document.createElement("span");
-  element.className = "swatch";
-  element.style.background = colour(index);
+// How a series looks, for legends and tooltips: its colour, dashes and, where it has marks, their shape.
+function swatch(series) {
+  const element = svg("svg", { class: "swatch", viewBox: "0 0 26 12", "aria-hidden": "true" });
+  const line = { x1: 0, x2: 26, y1: 6, y2: 6, stroke: colour(series.colour), "stroke-width": 2.5 };
+  if (!series.marks || series.joined) svg("line", { ...line, "stroke-dasharray": dash(series) }, element);
+  if (series.marks) shape(element, series.colour, 13, 6, 4.5);
   return element;
+}
+
+function shape(parent, index, px, py, r) {
+  const paths = [
+    `M${px - r} ${py}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0z`,
+    `M${px - r} ${py - r}h${2 * r}v${2 * r}h${-2 * r}z`,
+    `M${px} ${py - 1.3 * r}l${1.3 * r} ${1.3 * r}l${-1.3 * r} ${1.3 * r}l${-1.3 * r} ${-1.3 * r}z`,
+    `M${px} ${py - 1.2 * r}l${1.2 * r} ${2.2 * r}h${-2.4 * r}z`,
+    `M${px} ${py + 1.2 * r}l${1.2 * r} ${-2.2 * r}h${-2.4 * r}z`,
+  ];
+  svg("path", { d: paths[index % paths.length], fill: colour(index), stroke: "var(--paper)" }, parent);
 }
 
 function padded([low, high], share) {

@@ -284,3 +284,10 @@ def test_validation_sets_that_differ_by_a_number_are_one_plot(make_folder):
     assert plots["loss-by-validation"].series[0].xs == {"x": [4096]}
     assert "curve-val_code_loss" in plots
     assert "curve-val_validation@4096_loss" not in plots
+
+
+def test_a_ratio_that_the_depth_does_not_allow_is_said(make_folder):
+    comparison = comparison_of(make_folder("hybrid_gdn_7to1"))  # of four layers
+    (note,) = comparison.notes(comparison.groups[0])
+    assert "this is 3 to 1" in note
+    assert comparison.groups[0].ratio == "3:1"
