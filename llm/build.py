@@ -14,6 +14,7 @@ from llm.errors import UserError, suggest
 from llm.layout import layer_names
 from llm.mixers.base import TokenMixer
 from llm.model.decoder import Decoder
+from llm.model.residual import VALUE_ROUTING
 from llm.sizing import mlp_width
 
 SUPPLIED_BY_DECODER = ("self", "d_model", "layer_idx", "n_layers")
@@ -29,6 +30,9 @@ def build_model(config: TrainConfig, vocab_size: int, device: torch.device | str
     with torch.device(build_on):
         names, sizes = layer_names(config), config.model
         mixers = [build_mixer(config, name, i) for i, name in enumerate(names)]
+        if config.residual == VALUE_ROUTING:  # before the MLPs take what is left of the parameters
+            for mixer in mixers:
+                mixer.route_values()
         model = Decoder(
             vocab_size,
             sizes.d_model,
@@ -38,6 +42,7 @@ def build_model(config: TrainConfig, vocab_size: int, device: torch.device | str
             norm_eps=sizes.norm_eps,
             init_std=sizes.init_std,
             checkpointing=config.activation_checkpointing,
+            residual=config.residual,
         )
     if build_on == "cpu":
         with torch.random.fork_rng(devices=[]):

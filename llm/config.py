@@ -198,7 +198,11 @@ class TrainConfig:
     mixers: dict[str, Any] = option("settings of each mixer by name: mixers.<name>.<setting>", {})
     pattern: list[str] = option("mixers of the first layers, repeated down the stack", [])
     hybrid: HybridConfig = field(default_factory=HybridConfig)
-    residual: str = option("how sublayers join the residual stream: standard", "standard", choices=("standard",))
+    residual: str = option(
+        "standard; delta_attention: blocks attend to what others added; value_routing: mixers' values join the sum",
+        "standard",
+        choices=("standard", "delta_attention", "value_routing"),
+    )
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -24,6 +24,7 @@ from llm.mixers.gdn import GatedDeltaNet
 from llm.mixers.gla import GatedLinearAttention
 from llm.mixers.kda import KimiDeltaAttention
 from llm.model.decoder import Decoder
+from llm.model.residual import STANDARD
 
 Weights = dict[str, Tensor]
 Settings = dict[str, Any]
@@ -51,6 +52,8 @@ class FlaType:
 
 def fla_type(model: Decoder) -> tuple[FlaType | None, str]:
     """The type that computes the same as the model and "", or None and what stands in the way."""
+    if model.residual.kind != STANDARD:
+        return None, f"flash-linear-attention has no residual={model.residual.kind}"
     mixers = [block.mixer for block in model.layers]
     kinds = {type(mixer) for mixer in mixers}
     found = next((t for t in TYPES if kinds == {t.mixer}), None)

@@ -18,6 +18,7 @@ from llm.config import TrainConfig
 from llm.errors import UserError
 from llm.export.fla import TYPES, read_fla
 from llm.export.foreign import Foreign, fit_vocabulary, linearised, read
+from llm.model.residual import STANDARD
 from llm.runfolder import RunFolder
 from llm.state import load_model_tensors, model_tensors
 from llm.tokenizer import load_tokenizer
@@ -67,6 +68,8 @@ def read_own(folder: Path, config: dict[str, Any]) -> Foreign:
     """A self-contained export: settings and weights are under our names already."""
     weights = {name.removeprefix("model."): tensor for name, tensor in load_weights(folder).items()}
     plain = PreTrainedConfig.from_dict(config)
+    if getattr(plain, "residual", STANDARD) != STANDARD:
+        raise UserError(f"{folder}: has residual={plain.residual}, which cannot be imported. Take the run itself.")
     sizes = {
         "d_model": plain.hidden_size,
         "n_layers": plain.num_hidden_layers,

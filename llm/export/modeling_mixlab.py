@@ -42,6 +42,7 @@ class MixlabConfig(PreTrainedConfig):
         initializer_range: float = 0.02,
         max_position_embeddings: int = 0,
         tie_word_embeddings: bool = False,
+        residual: str = "standard",
         use_cache: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -54,6 +55,7 @@ class MixlabConfig(PreTrainedConfig):
         self.rms_norm_eps = rms_norm_eps
         self.initializer_range = initializer_range
         self.max_position_embeddings = max_position_embeddings
+        self.residual = residual
         self.use_cache = use_cache
         kwargs.pop("num_hidden_layers", None)
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
@@ -141,6 +143,7 @@ class MixlabForCausalLM(PreTrainedModel, GenerationMixin):
             tie_embeddings=config.tie_word_embeddings,
             norm_eps=config.rms_norm_eps,
             init_std=config.initializer_range,
+            residual=config.residual,
         )
         self._keep_in_fp32_modules_strict = small_parameters(self.model, "model")
         self.post_init()

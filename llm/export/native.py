@@ -26,6 +26,7 @@ from llm.mixers.recurrent import RecurrentMixer
 from llm.mixers.softmax import SoftmaxAttention
 from llm.model.block import Block
 from llm.model.decoder import Decoder
+from llm.model.residual import STANDARD
 
 Weights = dict[str, Tensor]
 
@@ -116,6 +117,8 @@ def has_cache(model: Decoder) -> bool:
 
 def fitting(model: Decoder) -> tuple[Architecture | None, str]:
     """The first architecture that holds the model and "", or None and what stands in the way."""
+    if model.residual.kind != STANDARD:
+        return None, f"no architecture has residual={model.residual.kind}"
     reasons = {}
     for architecture in ARCHITECTURES:
         blockers = architecture.blockers(model)

@@ -76,6 +76,7 @@ def mixlab_config(model: Decoder, config: TrainConfig) -> MixlabConfig:
         initializer_range=config.model.init_std,
         max_position_embeddings=config.context,
         tie_word_embeddings=config.model.tie_embeddings,
+        residual=config.residual,
         dtype="float32",
         auto_map={
             "AutoConfig": f"{last_part}.{MixlabConfig.__name__}",

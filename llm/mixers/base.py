@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from llm.errors import UserError
 from mixer_kernels.segments import Segments
 
 MixerState = dict[str, Tensor]
@@ -46,6 +47,7 @@ class TokenMixer(nn.Module):
     def __init__(self, d_model: int, layer_idx: int, n_layers: int) -> None:
         super().__init__()
         self.d_model = d_model
+        self.value_route: nn.Linear | None = None
 
     def forward(
         self, x_BTD: Tensor, segments: Segments, state: MixerState | None = None, *, return_state: bool = False
@@ -75,6 +77,12 @@ class TokenMixer(nn.Module):
         A head's vectors beside its matrix are small; `state_bytes` counts them too.
         """
         raise NotImplementedError
+
+    def route_values(self) -> None:
+        """Add to the output, from now on, a projection of what is written into memory: `value_route`, zero at first."""
+        raise UserError(
+            f"residual=value_routing: {type(self).__name__} has no values to route. Choose another residual."
+        )
 
     def flops(self, tokens: int, sum_len_squared: int) -> int:
         """Matrix-multiply FLOPs of one forward pass over documents of `tokens` tokens in all.

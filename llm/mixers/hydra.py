@@ -65,6 +65,10 @@ class HydraHead(TokenMixer):
         parts = {name: part.step(x_BD, _own(state, name)) for name, part in self.named_children()}
         return parts["full"][0] + parts["linear"][0], _joined({name: new for name, (_, new) in parts.items()})
 
+    def route_values(self) -> None:
+        self.full.route_values()
+        self.linear.route_values()
+
     def init_state(self, batch: int, max_context: int, device: torch.device | str, dtype: torch.dtype) -> MixerState:
         return _joined({n: part.init_state(batch, max_context, device, dtype) for n, part in self.named_children()})
 

@@ -112,6 +112,7 @@ class RecurrentMixer(TokenMixer):
             q, k, v = (
                 walk.convolve(name, getattr(self, name), y) for name, y in zip(self.conv_names, (q, k, v), strict=True)
             )
+        walk.written = v
         q, k, v = self.by_head(q, self.head_k_dim), self.by_head(k, self.head_k_dim), self.by_head(v, self.head_v_dim)
         if self.rotation is not None:
             angle = self.rotation(x, walk)
@@ -141,12 +142,19 @@ class RecurrentMixer(TokenMixer):
         self, x_BTD: Tensor, segments: Segments, state: MixerState | None = None, *, return_state: bool = False
     ) -> MixerOutput:
         walk = Rows(segments, state, self.watch)
-        y = self.mix(x_BTD, walk)
+        y = self._routed(self.mix(x_BTD, walk), walk)
         return MixerOutput(y, walk.new_state if return_state else None, {})
 
     def step(self, x_BD: Tensor, state: MixerState) -> tuple[Tensor, MixerState]:
         walk = OneToken(state)
-        return self.mix(x_BD, walk), walk.new_state
+        return self._routed(self.mix(x_BD, walk), walk), walk.new_state
+
+    def route_values(self) -> None:
+        if self.value_route is None:
+            self.value_route = nn.Linear(self.v_proj.out_features, self.d_model, bias=False)
+
+    def _routed(self, y: Tensor, walk: Walk) -> Tensor:
+        return y if self.value_route is None else y + self.value_route(walk.written)
 
     def wide_state(self) -> dict[str, tuple[int, ...]]:
         """Shapes, without the batch, of what recurs: in fp32."""
@@ -197,6 +205,8 @@ class RecurrentMixer(TokenMixer):
                 module.reset_parameters()
             elif isinstance(module, GatedRMSNorm | nn.RMSNorm):
                 nn.init.ones_(module.weight)
+        if self.value_route is not None:
+            nn.init.zeros_(self.value_route.weight)
 
 
 class AdditiveMixer(RecurrentMixer):

@@ -56,6 +56,7 @@ class RWKV7(DeltaMixer):
         x_r, x_w, x_k, x_v, x_a, x_g = (x + change * getattr(self, f"x_{name}").to(x.dtype) for name in SHIFTED)
         heads = lambda y: self.by_head(y, self.head_k_dim)  # noqa: E731
         r, k, v = heads(self.q_proj(x_r)), heads(self.k_proj(x_k)), self.by_head(self.v_proj(x_v), self.head_v_dim)
+        walk.written = v.flatten(-2)
         log_w = -LARGEST_DECAY * torch.sigmoid(widen(heads(self.w_lora(x_w))))
         a = torch.sigmoid(widen(heads(self.a_lora(x_a))))
         kappa = l2_normalize(widen(k) * widen(heads(self.k_k)))

@@ -67,7 +67,7 @@ class SoftmaxAttention(TokenMixer):
             held = {name: torch.cat([state[name].to(y.dtype), y], dim=1) for name, y in new.items()}
             cached = self._cache_visible(state, positions, segments)
             o = self._attend(q, held, torch.cat([cached, segments.visible(self.window)], dim=2))
-        y = self._output(o, x_BTD)
+        y = self._routed(self._output(o, x_BTD), new)
         if not return_state:
             return MixerOutput(y, None, {})
         if state is None:
@@ -82,7 +82,14 @@ class SoftmaxAttention(TokenMixer):
         state = state | walk.new_state | self._append(state, new, position_B1, one)
         visible = self._cache_visible(state, position_B1, one)
         held = {name: state[name].to(y.dtype) for name, y in new.items()}
-        return self._output(self._attend(q, held, visible), x_B1D)[:, 0], state
+        return self._routed(self._output(self._attend(q, held, visible), x_B1D), new)[:, 0], state
+
+    def route_values(self) -> None:
+        if self.value_route is None:
+            self.value_route = nn.Linear(self.v_proj.out_features, self.d_model, bias=False)
+
+    def _routed(self, y: Tensor, new: dict[str, Tensor]) -> Tensor:
+        return y if self.value_route is None else y + self.value_route(new["v"].flatten(-2))
 
     def init_state(self, batch: int, max_context: int, device: torch.device | str, dtype: torch.dtype) -> MixerState:
         slots = min(max_context, self.window or max_context)
@@ -110,6 +117,8 @@ class SoftmaxAttention(TokenMixer):
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.RMSNorm | ShortConvolution):
                 module.reset_parameters()
+        if self.value_route is not None:
+            nn.init.zeros_(self.value_route.weight)
 
     def _project(self, x_BTD: Tensor, positions_BT: Tensor, walk: Walk) -> tuple[Tensor, dict[str, Tensor]]:
         """q [B, T, H, K], and what the cache keeps of each token: k, v [B, T, HKV, K], normalised and rotated."""

@@ -31,6 +31,7 @@ class Walk:
     def __init__(self, state: MixerState) -> None:
         self.state: MixerState = state
         self.new_state: MixerState = {}
+        self.written: Tensor | None = None  # the values that the mixer writes, [.., H V]
 
     def recur(self, name: str, operator: Operator, step: Operator, **operands: Any) -> Tensor:
         """An operator of `mixer_kernels` (and its step) with the state `name` [B, HV, K, V]: o [.., HV, V].

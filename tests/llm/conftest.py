@@ -56,14 +56,18 @@ VARIANTS = [
 ]
 
 
-def _quick_mixers() -> set[str]:
+def _trained_mixers() -> set[str]:
+    """Those that a shipped recipe trains."""
+    recipes = " ".join(p.read_text() for p in (configs_dir() / "experiment").glob("*.yaml"))
+    return {name for name in MIXERS if re.search(rf"\b{name}\b", recipes)}
+
+
+def _quick_mixers(trained: set[str]) -> set[str]:
     """Mixers that stand for the others in tests of what is around a mixer (export, generation, training, compiling).
 
     Those that a shipped recipe trains, and of each other kind the first: mixers are of one kind if they have the same
     `forward`, `step` and state, so that they differ in the computation of gates alone.
     """
-    recipes = " ".join(p.read_text() for p in (configs_dir() / "experiment").glob("*.yaml"))
-    trained = {name for name in MIXERS if re.search(rf"\b{name}\b", recipes)}
     kinds: dict[tuple[str, ...], str] = {}
     for name in sorted(MIXERS, key=lambda name: name not in trained):
         kinds.setdefault(_kind(name), name)
@@ -77,10 +81,11 @@ def _kind(name: str) -> tuple[str, ...]:
     return tuple(getattr(mixer, part).__qualname__ for part in parts if hasattr(mixer, part))
 
 
-QUICK = _quick_mixers()
+TRAINED = _trained_mixers()
+QUICK = _quick_mixers(TRAINED)
 _QUICK_VARIANTS = {described for described in MIXERS + VARIANTS if described.split()[0] in QUICK}
 LAYOUTS = [*MIXERS, *(f"hybrid_{name}_1to1" for name in MIXERS if name != "softmax")]
-QUICK_LAYOUTS = {*QUICK, *(f"hybrid_{name}_1to1" for name in QUICK)}
+QUICK_LAYOUTS = {*QUICK, *(f"hybrid_{name}_1to1" for name in TRAINED)}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
