@@ -29,7 +29,8 @@ def frequencies(count: int, theta: float, like: Tensor) -> Tensor:
     return theta ** (-torch.arange(count, device=like.device, dtype=widen(like).dtype) / count)
 
 
-@torch.library.custom_op("mixlab::rotation", mutates_args=())
+# a copy of this module, as exported models bring one, is not to replace the operator of the original
+@torch.library.custom_op(f"{__name__.replace('.', '_')}::rotation", mutates_args=())
 def rotation(positions: Tensor, half: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the angles of int `positions` [...]: [..., half] in `dtype`.
 
