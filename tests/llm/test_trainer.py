@@ -14,10 +14,14 @@ from safetensors.torch import load_file
 
 from llm.checkpoint import Checkpoints
 from llm.compose import groups
+from llm.data import TextFiles
+from llm.data.encode import Encoder
+from llm.data.prepare import Job, prepare
 from llm.errors import UserError
 from llm.plan import StepPlan
 from llm.runs_equal import metrics_of
 from llm.stopping import Outcome
+from llm.tokenizer import load_tokenizer
 
 STEPS = 8  # of a small run
 
@@ -74,6 +78,20 @@ def test_resume_is_bitwise_with_workers_and_across_epochs(train, tmp_path, mode,
     assert metrics_of(tmp_path / "whole")[-1]["data_epochs"] > 1.5
     train("parts", *settings, "data.workers=2", "stop_after=7")
     train("parts", *settings, "data.workers=1")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_resume_is_bitwise_with_prepared_data(train, text, tmp_path, assert_same_run):
+    """Across an epoch, with a process that reads ahead and without."""
+    source = TextFiles(str(text / "train.jsonl"))
+    tokenizer = load_tokenizer("bundled:tokenizer")
+    about = {"path": str(text), "identity": source.identity(), "licence": "none"}
+    list(prepare(Job(source.training_shards(), Encoder(tokenizer), 0.1, about), tmp_path / "prepared", workers=0))
+    data = [f"data.path={tmp_path}/prepared", "data.validation_path=null", "data.mode=auto", "batch_tokens=256"]
+    train("whole", *data, "steps=12")
+    assert metrics_of(tmp_path / "whole")[-1]["data_epochs"] > 1.5
+    train("parts", *data, "steps=12", "data.workers=1", "stop_after=7")
+    train("parts", *data, "steps=12")
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
