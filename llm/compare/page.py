@@ -36,7 +36,9 @@ def _asset(name: str) -> str:
 def _section(table: Table, *, folded: bool) -> str:
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table.head)
     rows = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
-    body = f'<div class="scroll" role="region" aria-label="{escape(table.title)}" tabindex="0"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>'
+    table_html = f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table>"
+    region = f'role="region" aria-label="{escape(table.title)}" tabindex="0"'  # so that the keyboard can scroll it
+    body = f'<div class="scroll" {region}>{table_html}</div>'
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     title = escape(table.title)
     if folded:
