@@ -177,7 +177,7 @@ def _notes(group: Group, comparison: Comparison) -> list[str]:
     if absent := missing_seeds(comparison.groups, group):
         notes.append(f"{describe_seeds(absent)} missing")
     if without := sorted(set(group.runs) - set(group.values(comparison.metric))):
-        notes.append(f"{describe_seeds(without)} without {comparison.metric} at the end")
+        notes.append(f"{describe_seeds(without)} left out: no finite {comparison.metric} at the end")
     notes += [f"{describe_seeds([run.pair])} resumed {run.resumes}x" for run in group.runs.values() if run.resumes]
     return notes + [f"{describe_seeds([run.pair])}: {note}" for run in group.all_runs for note in run.notes]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from llm.compare.tables import Table
 
+SCRIPTS = ("scale.js", "plot.js", "page.js")
 FIRST = ("contenders", "differences", "notes")  # above the plots; the other tables are folded away below
 
 
@@ -19,7 +20,7 @@ def as_html(title: str, summary: str, tables: list[Table], data: dict[str, Any])
         "TITLE": escape(title),
         "SUMMARY": escape(summary),
         "STYLE": _asset("style.css"),
-        "SCRIPT": _asset("plot.js") + _asset("page.js"),
+        "SCRIPT": "\n".join(map(_asset, SCRIPTS)),
         "FIRST_TABLES": "\n".join(_section(t, folded=False) for t in tables if t.id in FIRST),
         "OTHER_TABLES": "\n".join(_section(t, folded=True) for t in tables if t.id not in FIRST),
         # "<" would let data end the script element that holds it

@@ -92,14 +92,15 @@ class Run:
         return mixer_label(self.config)
 
     def final(self, metric: str) -> float | None:
-        """The value at the end of training (of validation: the one after the last step); None where there is none.
+        """The value at the end of training (of validation: the one after the last step); None where none is finite.
 
         Names of evaluations count too where they have a single value, as 'recall' of one task does.
         """
         if metric == "tokens_per_second":
             return self.speed
         if metric in self.metrics[-1]:
-            return self.metrics[-1][metric]
+            value = self.metrics[-1][metric]
+            return value if math.isfinite(value) else None
         return next((s.points[0][1] for s in self.evaluations if s.measure == metric and len(s.points) == 1), None)
 
     @cached_property

@@ -291,3 +291,13 @@ def test_a_ratio_that_the_depth_does_not_allow_is_said(make_folder):
     (note,) = comparison.notes(comparison.groups[0])
     assert "this is 3 to 1" in note
     assert comparison.groups[0].ratio == "3:1"
+
+
+def test_a_seed_that_diverged_is_named_and_not_averaged(make_folder):
+    folders = [make_folder(m, seed=s) for m in ("gdn", "gla") for s in (1, 2, 3)]
+    with (folders[0] / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 200, "loss": NaN, "val_loss": NaN}\n')
+    comparison = comparison_of(*folders)
+    assert comparison.estimates["gdn"].n == 2
+    assert comparison.notes(comparison.groups[0]) == ["seed 1 left out: no finite val_loss at the end"]
+    assert comparison.verdicts[0].difference.n == 2
