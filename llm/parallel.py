@@ -21,8 +21,12 @@ from llm.errors import UserError
 def build_accelerator(config: TrainConfig) -> Accelerator:
     """The accelerator of this process. Call it before anything touches a GPU: `deterministic` has to be set up first.
 
-    Weights stay fp32 in every case; `precision` chooses the autocast of the forward pass.
+    Weights stay fp32 in every case; `precision` chooses the autocast of the forward pass. UserError where accelerate
+    has been told to share the weights out itself.
     """
+    for name in ("FSDP", "DEEPSPEED"):
+        if os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true":
+            raise UserError(f"accelerate is set up for {name}. Start without it, and choose parallel=fsdp or hsdp.")
     if config.deterministic:
         make_deterministic()
     on_gpu = torch.cuda.is_available()

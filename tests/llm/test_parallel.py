@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from llm.checkpoint import Checkpoints
 from llm.errors import UserError
-from llm.parallel import group_size
+from llm.parallel import build_accelerator, group_size
 from llm.runs_equal import differences_of_runs
 
 CONFTEST = Path(__file__).with_name("conftest.py")
@@ -64,8 +64,8 @@ def test_ranks_are_accumulation_and_checkpoints_fit_any_of_them(train, words, tw
         words("parts", "log_every=1", "parallel=fsdp", "probe_every=2"),
         words("fsdp_ddp", "log_every=1", "parallel=fsdp", "stop_after=3"),
         words("fsdp_ddp", "log_every=1", "parallel=ddp", "stop_after=6"),
-        words("fsdp_ddp", "log_every=1", "parallel=hsdp", "shard_over=1"),
-        words("one_two", "log_every=1", "parallel=fsdp"),
+        words("fsdp_ddp", "log_every=1", "parallel=hsdp", "shard_over=1", "activation_checkpointing=selective"),
+        words("one_two", "log_every=1", "parallel=fsdp", "activation_checkpointing=full"),
     )  # fmt: skip
     train("ddp_one", "log_every=1")
     assert len(load_file(Checkpoints(tmp_path / "ddp").path(8) / "rng.safetensors")) == 10, "two ranks' generators"
@@ -74,6 +74,7 @@ def test_ranks_are_accumulation_and_checkpoints_fit_any_of_them(train, words, tw
         assert_same_curve(tmp_path / "one", tmp_path / other)
 
 
+@pytest.mark.slow
 def test_muon_over_shards_is_muon(train, words, two_ranks, tmp_path, assert_same_curve):
     settings = ["optim=muon", "optim.lr=0.01", "log_every=1"]
     train("one", *settings)
@@ -92,3 +93,9 @@ def test_groups_of_shards_divide_the_processes(make_config):
     with pytest.raises(UserError, match="shard_over=3: does not divide the 8 processes"):
         group_size(config, 8)
     assert [group_size(make_config("gdn", f"parallel={kind}"), 8) for kind in ("ddp", "fsdp")] == [1, 8]
+
+
+def test_accelerate_must_not_shard_beside_it(make_config, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UserError, match=r"accelerate is set up for FSDP.*parallel=fsdp"):
+        build_accelerator(make_config("gdn"))
