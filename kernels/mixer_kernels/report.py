@@ -54,17 +54,18 @@ def save(folder: Path, where: dict[str, str], timings: list[Timing]) -> None:
     (folder / "table.md").write_text(f"{said}\n\n{table(timings)}\n")
     rows = [t._asdict() | {"busy": t.busy} for t in timings]
     (folder / "timings.json").write_text(json.dumps({"environment": where, "timings": rows}, indent=1) + "\n")
-    if importlib.util.find_spec("matplotlib") is not None:
-        plot(folder / "time_against_length.png", timings)
+    curves = _curves(timings)
+    if importlib.util.find_spec("matplotlib") is not None and curves:
+        plot(folder / "time_against_length.png", curves)
 
 
-def plot(path: Path, timings: Iterable[Timing]) -> None:
+def plot(path: Path, panels: dict[str, dict[str, dict[int, float]]]) -> None:
     """Nanoseconds a token of forward and backward against T: a panel for each operator and kind, softmax in all."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    panels = _curves(timings)
-    softmax = panels.pop("softmax", {})
+    softmax = panels.get("softmax", {})
+    panels = {title: curves for title, curves in panels.items() if title != "softmax"}
     figure = Figure(figsize=(5 * max(1, len(panels)), 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
@@ -83,4 +84,5 @@ def _curves(timings: Iterable[Timing]) -> dict[str, dict[str, dict[int, float]]]
         title = t.op if t.op == "softmax" else f"{t.op}, {t.case.partition(', T ')[0]}"
         found[title][t.who][t.tokens] = 1e6 * t.both / (t.batch * t.tokens)
     several = {title: {who: x for who, x in curves.items() if len(x) > 1} for title, curves in found.items()}
-    return {title: curves for title, curves in several.items() if curves}
+    found = {title: curves for title, curves in several.items() if curves}
+    return found if set(found) - {"softmax"} else {}
