@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-WARMUP = 4  # steps behind the first that are not timed: allocations, autotuned libraries
+WARMUP = 8  # steps behind the first that are not timed: allocations, libraries that try their kernels, clocks
 COLUMNS = ("model", "parameters", "context", "rows", "", "ms", "tokens/s", "MFU", "GiB", "first step s", "graphs")
 
 

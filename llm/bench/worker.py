@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,36 @@ MARK = "TIMING "  # begins the lines that hold a timing; libraries print too
 
 
 def main() -> None:
-    """Time the model of the job in each of its contexts and packings, a line each."""
+    """Import, wait for a line, then time the model of the job in each of its contexts and packings, a line each."""
     job = json.loads(sys.argv[1])
+    time_model = peer(job) if "peer" in job else configuration(job)
+    sys.stdin.readline()
     for context in job["contexts"]:
         for packed in job["packed"]:
-            print(MARK + json.dumps(asdict(run(job, context, packed=packed))), flush=True)
+            print(MARK + json.dumps(asdict(time_model(context, packed))), flush=True)
 
 
-def run(job: dict[str, Any], context: int, *, packed: bool) -> Timing:
-    """Time a peer, or the configuration of some words."""
-    if "peer" in job:
-        from llm.bench.peers import time_peer
+def peer(job: dict[str, Any]) -> Callable[[int, bool], Timing]:
+    """What times a peer."""
+    from llm.bench.peers import time_peer
 
-        return time_peer(job["peer"], context=context, tokens=job["tokens"], steps=job["steps"])
+    return lambda context, packed: time_peer(job["peer"], context=context, tokens=job["tokens"], steps=job["steps"])
+
+
+def configuration(job: dict[str, Any]) -> Callable[[int, bool], Timing]:
+    """What times the configuration of some words."""
     from llm.bench.steps import bench_config, time_steps
 
-    config = bench_config(job["words"], context=context, tokens=job["tokens"])
-    into = Path(job["profile"]) / f"{job['name']}_{context}_{packed}" if job["profile"] else None
-    return time_steps(config, packed=packed, steps=job["steps"], by_part=job["split"], profile_into=into)
+    configs = {
+        context: bench_config(job["words"], context=context, tokens=job["tokens"]) for context in job["contexts"]
+    }
+
+    def run(context: int, packed: bool) -> Timing:
+        into = Path(job["profile"]) / f"{job['name']}_{context}_{packed}" if job["profile"] else None
+        settings = {"steps": job["steps"], "by_part": job["split"], "profile_into": into}
+        return time_steps(configs[context], packed=packed, **settings)
+
+    return run
 
 
 if __name__ == "__main__":

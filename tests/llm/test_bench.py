@@ -42,13 +42,15 @@ def test_times_real_steps(packed):
 
 def test_a_worker_that_fails_or_hangs_is_reported(monkeypatch):
     job = {"name": "x", "contexts": [64, 128], "packed": [True]}
-    first = 'import sys; print(\'TIMING {"name": "x", "context": 64, "packed": true, "loss": 1.0}\', flush=True); '
+    first = (
+        'import sys; input(); print(\'TIMING {"name": "x", "context": 64, "packed": true, "loss": 1.0}\', flush=True); '
+    )
     for rest, reason in (
         ("sys.exit('out of memory')", "out of memory"),
         ("import time; time.sleep(60)", "not finished"),
     ):
         monkeypatch.setattr(jobs, "worker_command", lambda job, rest=rest: [sys.executable, "-c", first + rest])
-        good, bad = jobs.run_job(job, limit=3)
+        good, bad = jobs.run_jobs([job], limit=3)
         assert (good.context, good.loss, good.failed) == (64, 1.0, "")
         assert bad.context == 128
         assert reason in bad.failed
