@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llm.compare.analysis import Comparison
-from llm.compare.fairness import code_version, device
+from llm.compare.fairness import code_version, device, packages
 from llm.compare.figures import Plot
 from llm.compare.groups import Group
 from llm.compare.plots import finite
@@ -97,6 +97,7 @@ def _run(group: Group, run: Run, metric: str) -> dict[str, Any]:
         "median_tokens_per_second": run.speed,
         **facts,
         "device": device(run),
+        "software": packages(run),
         "code": code_version(run),
         "folder": str(run.path),
         **{name: finite(value) for name, value in run.latest.items() if "/" not in name and name != "step"},

@@ -61,7 +61,7 @@ def flags(groups: Sequence[Group]) -> list[Flag]:
         _by_settings("precision", groups, lambda key: key in ("precision", "deterministic")),
         _by_settings("initial weights", groups, lambda key: key == "init_from"),
         _by_run("code version", groups, code_version),
-        _by_run("torch and triton", groups, _packages),
+        _by_run("torch and triton", groups, packages),
         _by_run("device", groups, device, "speed"),
     ]
     return [flag for flag in found if flag is not None]
@@ -97,9 +97,10 @@ def _devices(devices: Any, host: Any) -> str:
     return ", ".join(f"{devices.count(name)}x {name}" for name in dict.fromkeys(devices))
 
 
-def _packages(run: Run) -> str:
-    packages = [start.get("packages") for start in run.starts if isinstance(start.get("packages"), dict)]
-    versions = [f"torch {p.get('torch')}, triton {p.get('triton')}" for p in packages] or ["unknown"]
+def packages(run: Run) -> str:
+    """Versions of torch and triton that it ran with."""
+    found = [start.get("packages") for start in run.starts if isinstance(start.get("packages"), dict)]
+    versions = [f"torch {p.get('torch')}, triton {p.get('triton')}" for p in found] or ["unknown"]
     return " then ".join(dict.fromkeys(versions))
 
 

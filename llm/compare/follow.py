@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -19,6 +19,7 @@ from llm.runlock import holder
 
 QUIET_SECONDS = 600  # without a line of metrics, after which a run is suspected
 HEAD = ["run", "seed", "state", "step", "loss", "val loss", "tokens/s", "left", "last line"]
+SHORTEST_NAME = 16  # that a run's is cut to on a narrow terminal
 CLEAR, HIDE_CURSOR, SHOW_CURSOR = "\x1b[H\x1b[J", "\x1b[?25l", "\x1b[?25h"
 
 
@@ -137,10 +138,18 @@ def _table(found: Sequence[Status]) -> str:
 
 
 def _fitted(found: Sequence[Status]) -> str:
-    """The table cut to the terminal, so that redrawing leaves nothing behind."""
+    """The table cut to the terminal, so that redrawing leaves nothing behind: names first, they are the longest."""
     size = shutil.get_terminal_size()
-    lines = _table(found).splitlines()[: size.lines - 1]
+    excess = max(map(len, _table(found).splitlines())) - size.columns
+    room = max([SHORTEST_NAME, *(len(status.line[0]) for status in found)]) - max(0, excess)
+    cut = [replace(status, line=[_cut(status.line[0], room), *status.line[1:]]) for status in found]
+    lines = _table(cut).splitlines()[: size.lines - 1]
     return "\n".join(line[: size.columns] for line in lines) + "\n"
+
+
+def _cut(name: str, room: int) -> str:
+    room = max(SHORTEST_NAME, room)
+    return name if len(name) <= room else f"{name[: room - 3]}..."
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from llm.compare.analysis import Comparison, Verdict
-from llm.compare.fairness import code_version, device
+from llm.compare.fairness import code_version, device, packages
 from llm.compare.groups import Group, better, differing_keys, plain
 from llm.compare.statistics import ALPHA, CONFIDENCE, Estimate
 
@@ -156,10 +156,12 @@ def runs(comparison: Comparison) -> Table:
             state = "finished" if run.finished else f"step {run.step:,} of {run.steps:,}"
             shown = "-" if value is None else number(value)
             first = run.starts[0].get("started", "-") if run.starts else "-"
-            cells = [str(run.pair[0]), str(run.pair[1]), shown, state, str(run.resumes), device(run), code_version(run)]
-            rows.append([group.label, *cells, str(first), str(run.path)])
-    head = ["contender", "seed", "data seed", comparison.metric, "state", "resumes", "device", "code", "started"]
-    return Table("runs", "Runs and where they ran", [*head, "folder"], rows)
+            cells = [str(run.pair[0]), str(run.pair[1]), shown, state, str(run.resumes)]
+            where = [device(run), packages(run), code_version(run), str(first), str(run.path)]
+            rows.append([group.label, *cells, *where])
+    head = ["contender", "seed", "data seed", comparison.metric, "state", "resumes"]
+    where = ["device", "software", "code", "started", "folder"]
+    return Table("runs", "Runs and where they ran", [*head, *where], rows)
 
 
 def number(value: float) -> str:
