@@ -27,7 +27,7 @@ CUDNN_FIRST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBacken
 
 
 def llama(context: int, *, liger: bool = False, liger_loss: bool = False) -> nn.Module:
-    """transformers' Llama; `liger`: with all of liger-kernel's replacements (loss, norms, SwiGLU, rotary), or its loss."""
+    """transformers' Llama, with all of liger-kernel's replacements (loss, norms, SwiGLU, rotary), or its loss alone."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     if liger or liger_loss:
