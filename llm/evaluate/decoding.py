@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import torch
+from torch import nn
 
 from llm.evaluate.losses import Fit
 from llm.evaluate.results import NO_MEMORY
@@ -25,6 +26,13 @@ def time_decoding(model: Decoder, context: int, *, batch: int, new_tokens: int, 
     fit = Fit(1, fit.chunk)  # rows are given: only the chunk may shrink
     measured = fit.run(lambda: _measure(model, context, batch, new_tokens, fit.chunk))
     return {**cell, **(measured or {"skipped": NO_MEMORY})}
+
+
+def store_matrices(model: Decoder, dtype: torch.dtype) -> None:
+    """Keep the matrices of `model` in `dtype`; norms and gates stay as they are."""
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            module.to(dtype)
 
 
 @torch.inference_mode()

@@ -16,7 +16,7 @@ from llm.build import build_leaf
 from llm.config import TrainConfig
 from llm.data import HeldOut, validation_sets
 from llm.errors import UserError
-from llm.evaluate.decoding import time_decoding
+from llm.evaluate.decoding import store_matrices, time_decoding
 from llm.evaluate.losses import Fit
 from llm.evaluate.recall import probe, text_of
 from llm.evaluate.results import SCHEMA_VERSION, series_of
@@ -77,8 +77,10 @@ def evaluate_run(run_dir: Path, step: int | str | None, device: torch.device, op
             _validate(result, model, tokenizer, config, options)
         if "recall" in options.only:
             _probe(result, model, tokenizer, config, options)
-    if "decoding" in options.only:  # last: it changes the weights' type
-        _decode(result, model.to(torch.bfloat16) if bf16 else model, config, options)
+        if "decoding" in options.only:
+            if bf16:
+                store_matrices(model, torch.bfloat16)  # or autocast would convert them at each token
+            _decode(result, model, config, options)
     result["series"] = series_of(result)
     return result
 

@@ -155,3 +155,24 @@ def test_an_unknown_step_is_a_users_mistake(make_run):
 
     with pytest.raises(UserError, match="step 7"):
         evaluate_run(make_run("softmax", "context=32"), 7, torch.device("cpu"), Options())
+
+
+def test_bf16_is_close_to_fp32(make_run, capsys):
+    run = make_run("hybrid_kda_1to1", "context=32")
+    words = [
+        "--lengths",
+        "1,2",
+        "--max-tokens",
+        "256",
+        "--only",
+        "validation,decoding",
+        "--contexts",
+        "16",
+        "--new-tokens",
+        "1",
+    ]
+    wide, narrow = (evaluated(run, capsys, *words, "--precision", precision) for precision in ("fp32", "bf16"))
+    for a, b in zip(wide["validation"], narrow["validation"], strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=0.02)
+        assert b["loss"] != a["loss"]
+    assert narrow["decoding"][0]["state_bytes_measured"] < wide["decoding"][0]["state_bytes_measured"]
