@@ -32,9 +32,9 @@ def test_a_scan_in_segments_is_the_same_scan(monkeypatch, decay):
 
 @needs_triton
 def test_what_triton_does_not_take_is_refused_by_name_and_left_to_the_chunkwise_form():
-    case = Case("refused", batch=1, tokens=3, heads=1, key_dim=24, value_dim=16)
+    case = Case("refused", batch=1, tokens=3, heads=1, key_dim=264, value_dim=16)
     inputs = SPEC.make_inputs(case, torch.float32, DEVICE, 0)
-    with pytest.raises(ValueError, match=r"K = 24 \(only 16, 32"):
+    with pytest.raises(ValueError, match=r"K = 264 \(at most 256"):
         linear_attention(**inputs, impl="triton")
     with pytest.raises(ValueError, match="exclusive=True"):
         linear_attention(**inputs | {"exclusive": True}, impl="triton")

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mixer_kernels.segments import Segments
 
@@ -56,6 +57,21 @@ def _has_autocast(kind: str) -> bool:
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of gates, sums and states for inputs of `dtype`: fp32, or fp64 for fp64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def widened(x: Tensor, *sizes: int) -> Tensor:
+    """x with zeros behind, so that its last axes have these sizes; x itself if they have them."""
+    missing = [size - n for size, n in zip(sizes, x.shape[-len(sizes) :], strict=True)]
+    if not any(missing):
+        return x
+    return pad(x, [n for m in reversed(missing) for n in (0, m)])
+
+
+def narrowed(x: Tensor, *sizes: int) -> Tensor:
+    """The first so many channels of x's last axes; x itself if that is all, for a view would cost a copy backward."""
+    for axis, size in enumerate(sizes, start=-len(sizes)):
+        x = x if x.shape[axis] == size else x.narrow(axis, 0, size)
+    return x
 
 
 def resolve_segments(

@@ -10,10 +10,12 @@ from mixer_kernels.common.arguments import (
     autocast_inputs,
     autocast_off,
     expect,
+    narrowed,
     resolve_segments,
     resolve_state,
     same_dtype,
     value_groups,
+    widened,
 )
 from mixer_kernels.dispatch import choose
 from mixer_kernels.linear_attention import reference
@@ -58,7 +60,9 @@ def linear_attention(
         from mixer_kernels.linear_attention.autograd import linear_attention_triton
 
         state = None if initial_state is None else resolve_state(initial_state, shape, v, "initial_state")
-        return linear_attention_triton(q, k, v, _gates(g, gv, v)[0], row_start, state, scale)
+        operands = _to_kernel_sizes(q, k, v, _gates(g, gv, v)[0], state)
+        o, final = linear_attention_triton(*operands[:4], row_start, operands[4], scale)
+        return narrowed(o, v.shape[-1]), narrowed(final, key_dim, v.shape[-1])
     run = chunked if chosen == "chunked" else reference.recurrence
     with autocast_off(q):
         state = resolve_state(initial_state, shape, v, "initial_state")
@@ -93,7 +97,8 @@ def linear_attention_step(
         if choose(impl, q, "linear_attention", lacks) == "triton":
             from mixer_kernels.linear_attention.step import step_triton
 
-            return step_triton(q, k, v, g, state, scale)
+            o, new = step_triton(*_to_kernel_sizes(q, k, v, g, state), scale)
+            return narrowed(o, v.shape[-1]), narrowed(new, q.shape[-1], v.shape[-1])
         groups = v.shape[1] // q.shape[1]
         q_wide, k_wide = (x.to(state.dtype).repeat_interleave(groups, dim=1) for x in (q, k))  # [B, HV, K]
         o, state = reference.step(q_wide, k_wide, v.to(state.dtype), g, gv, state, scale, exclusive)
@@ -106,10 +111,23 @@ def _lacks(v: Tensor, key_dim: int, gv: Tensor | None, exclusive: bool) -> str:
         "gv": gv is not None,
         "exclusive=True": exclusive,
         "float64": v.dtype == torch.float64,
-        f"K = {key_dim} (only {', '.join(map(str, TRITON_KEY_DIMS))})": key_dim not in TRITON_KEY_DIMS,
-        f"V = {v.shape[-1]} (only multiples of 16)": v.shape[-1] % 16 > 0,
+        f"K = {key_dim} (at most {TRITON_KEY_DIMS[-1]})": key_dim > TRITON_KEY_DIMS[-1],
     }
     return ", ".join(what for what, missing in found.items() if missing)
+
+
+def _to_kernel_sizes(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The inputs with keys and values of a size that the kernels take: channels of zeros, exact, are put behind."""
+    key_dim = next(size for size in TRITON_KEY_DIMS if size >= q.shape[-1])
+    value_dim = -(-v.shape[-1] // 16) * 16
+    if (key_dim, value_dim) == (q.shape[-1], v.shape[-1]):
+        return q, k, v, g, state
+    if g is not None and g.shape[-1] > 1:
+        g = widened(g, key_dim)
+    state = None if state is None else widened(state, key_dim, value_dim)
+    return widened(q, key_dim), widened(k, key_dim), widened(v, value_dim), g, state
 
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, lead: tuple[str, ...]) -> None:

@@ -71,6 +71,7 @@ def _cases() -> tuple[Case, ...]:
                 for k in (64, 128, 256)
             ),
             replace(case, name=f"{case.name}, wide values", key_dim=16, value_dim=48, heads=1, continued=True),
+            replace(case, name=f"{case.name}, odd sizes", key_dim=24, value_dim=20, documents="many", continued=True),
             replace(case, name=f"{case.name}, large heads", key_dim=128, value_dim=256, tokens=130, documents="many"),
             replace(case, name=f"{case.name}, one head of a long row", batch=1, heads=1, tokens=1100, documents=3),
             replace(case, name=f"{case.name}, identical keys", stress="keys identical"),
