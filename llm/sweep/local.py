@@ -78,7 +78,12 @@ class LocalQueue:
         self.received = number
         for job in self.running:
             if job.process.poll() is None:
-                job.process.send_signal(number)
+                self._tell(job.process)
+
+    def _tell(self, process: Process) -> None:
+        """torchrun knows SIGTERM and SIGINT alone."""
+        known = self.settings.gpus_per_job == 1 or self.received == signal.SIGINT
+        process.send_signal(self.received if known else signal.SIGTERM)
 
     def _start(self, index: int, cards: list[str]) -> None:
         job, log = self.folder.jobs[index], self.folder.log(index)
@@ -86,7 +91,7 @@ class LocalQueue:
         process = self._launch(job, cards, log)
         self.running.append(Running(index, process, cards, time.monotonic(), log, shown))
         if self.received is not None:  # it came between the last look and now
-            process.send_signal(self.received)
+            self._tell(process)
         starts = self.folder.record["jobs"][index]["starts"] + 1
         self.folder.note(index, status="running", exit_code=None, reason=None, starts=starts)
         where = f" on GPU {','.join(cards)}" if cards else ""

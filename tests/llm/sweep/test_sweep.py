@@ -160,7 +160,7 @@ def test_a_job_that_fails_leaves_the_others_alone_and_the_same_command_goes_on(t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["", "preload=true jobs_per_gpu=2"])
+@pytest.mark.parametrize("way", ["", "preload=true jobs_per_gpu=2", "gpus_per_job=2"])
 def test_a_signal_reaches_the_jobs_that_run(tmp_path, way):
     command = [
         sys.executable,
@@ -174,11 +174,11 @@ def test_a_signal_reaches_the_jobs_that_run(tmp_path, way):
         *way.split(),
     ]
     parent = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    running = 2 if way else 1
+    running = 2 if "preload" in way else 1
     deadline = time.monotonic() + 120
     while len(list(tmp_path.glob("runs/*/metrics.jsonl"))) < running and time.monotonic() < deadline:
         time.sleep(0.1)
-    os.kill(parent.pid, signal.SIGTERM)
+    os.kill(parent.pid, signal.SIGUSR1)
     printed, _ = parent.communicate(timeout=60)
     assert parent.returncode == 75
     assert f"{3 - running} jobs not begun" in printed
