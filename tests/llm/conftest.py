@@ -124,7 +124,10 @@ def _seed() -> None:
 @pytest.fixture
 def make_config():
     """make_config(layout, *overrides): the configuration of a small model."""
-    return lambda layout, *overrides: compose([f"mixer={layout}", *SMALL, *overrides])
+    return lambda layout, *overrides: copy.deepcopy(_composed(f"mixer={layout}", *SMALL, *overrides))
+
+
+_composed = functools.cache(lambda *words: compose(words))  # Hydra takes longer than most tests do
 
 
 @pytest.fixture
