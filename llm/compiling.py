@@ -19,7 +19,7 @@ def compiles(wanted: bool | None, device: torch.device) -> bool:
     return device.type == "cuda" if wanted is None else wanted
 
 
-def compile_blocks(decoder: nn.Module, **options: object) -> None:
+def compile_blocks(decoder: nn.Module, backend: str = "inductor", **options: object) -> None:
     """Have each of `decoder.layers` compiled when it is first called; `options` are torch.compile's.
 
     Blocks are compiled in place, so that names of parameters, and with them checkpoints, stay as they are. Weights are
@@ -27,17 +27,20 @@ def compile_blocks(decoder: nn.Module, **options: object) -> None:
     """
     import torch._dynamo  # seconds, for those who compile alone
 
+    from llm.joining import joining
+
     torch._dynamo.config.recompile_limit = max(KINDS, torch._dynamo.config.recompile_limit)
+    torch._dynamo.config.optimize_ddp = False  # it cuts graphs at DDP's buckets; blocks are pieces enough
     for block in decoder.layers:
-        block.compile(**{"dynamic": False, **options})
+        block.compile(backend=joining(backend), **{"dynamic": False, **options})
 
 
-def compile_objective(objective: nn.Module, **options: object) -> None:
+def compile_objective(objective: nn.Module, backend: str = "inductor", **options: object) -> None:
     """Compile the parts of every `NextTokenLoss` in `objective`: the blocks of its decoder, the error of its logits."""
     for module in objective.modules():
         if isinstance(module, NextTokenLoss):
-            compile_blocks(module.decoder, **options)
-            module.error = torch.compile(softmax_error, **{"dynamic": False, **options})
+            compile_blocks(module.decoder, backend, **options)
+            module.error = torch.compile(softmax_error, backend=backend, **{"dynamic": False, **options})
 
 
 def compiled_graphs() -> int:

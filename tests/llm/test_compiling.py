@@ -7,13 +7,17 @@ import json
 
 import pytest
 import torch
+from torch import nn
 
 import llm.trainer
 from llm.compiling import compile_blocks, compile_objective, compiled_graphs, compiles, uncompiled
 from llm.data.batch import Batch
+from llm.joining import join_linears
 from llm.loss import NextTokenLoss
 from llm.mixers.base import TokenMixer
+from llm.model.rotary import rotate
 from llm.runs_equal import metrics_of
+from mixer_kernels import short_convolution
 from mixer_kernels.segments import Segments, cumulative_lengths
 
 TOKENS = 70
@@ -51,7 +55,7 @@ def kinds(model) -> int:
 
 def test_every_layout_compiles_into_one_graph_a_kind(layout, make_model):
     """With documents in the rows, as many as there may be."""
-    eager, compiled = (make_model(layout, dtype=torch.float32).train() for _ in range(2))
+    eager, compiled = (make_model(layout).train() for _ in range(2))  # fp64: joined products add up in another order
     compile_blocks(compiled, fullgraph=True, backend="aot_eager")
     assert list(compiled.state_dict()) == list(eager.state_dict())
     before = compiled_graphs()
@@ -113,3 +117,44 @@ def test_compiles_on_a_gpu_unless_told():
     assert not compiles(None, torch.device("cpu"))
     assert compiles(True, torch.device("cpu"))
     assert not compiles(False, torch.device("cuda"))
+
+
+class Gates(nn.Module):
+    """Two small maps, a large one, one with a bias and one that an operator takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.large, self.taken = (nn.Linear(32, n, bias=False) for n in (2, 3, 48, 16))
+        self.biased = nn.Linear(32, 2)
+
+    def forward(self, x):
+        rotated = rotate(self.taken(x).unflatten(-1, (2, 8)), torch.arange(x.shape[1]), 1e4)
+        held = short_convolution(self.taken(2 * x), x.new_ones(16, 2), impl="triton" if x.is_cuda else "auto")
+        small = self.a(x).sum(-1) * self.b(x).sum(-1) * self.biased(x).sum(-1)
+        return self.large(x).sum(-1) * small * rotated.sum((-1, -2)) * held.sum(-1)
+
+
+def test_small_maps_of_one_input_are_joined():
+    model, x, found = Gates().double(), torch.randn(2, 5, 32, dtype=torch.float64), []
+
+    def backend(graph, inputs):
+        found.append((join_linears(graph), [str(n.args) for n in graph.graph.nodes if n.target is torch.cat]))
+        return graph
+
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x))
+    gradients = [torch.autograd.grad(m(x).sum(), list(model.parameters())) for m in (compiled, model)]
+    torch.testing.assert_close(*gradients)
+    ((products, (weights,)),) = found
+    assert products == 1
+    assert all(f"modules_{name}_" in weights for name in ("a", "b", "large")), weights
+    assert "biased" not in weights
+
+
+def test_large_maps_stay_as_they_are(make_model):
+    graphs = []
+    model = make_model("softmax", "model.d_model=512", "model.parameters=20000000", dtype=torch.float32)
+    torch.compile(model.layers[0].mlp, backend=lambda graph, _: graphs.append(join_linears(graph)) or graph)(
+        torch.randn(1, 2, 512)
+    )
+    assert graphs == [0]
