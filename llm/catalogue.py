@@ -28,7 +28,8 @@ INTRODUCTION = f"""# Mixers
 
 Written by `python scripts/describe_mixers.py` from the classes in `llm/mixers/` and the files in `configs/mixer/`; a
 test holds it to them. `mixer=NAME` trains a stack of one, `mixer=hybrid_NAME_3to1` three layers of it to one of
-softmax attention, `pattern=[NAME,OTHER]` any layout.
+softmax attention, `pattern=[NAME,OTHER]` any layout. With any of them `residual=delta_attention` and
+`residual=value_routing` change what goes from layer to layer (`llm/model/residual.py`).
 
 K, V are key and value size of a head, S its state, [K, V]; g a logarithm of a decay. At `model={SIZE}`: state of all
 layers of one sequence after {CONTEXT:,} tokens with bf16 activations; FLOPs of one layer's mixer for a token, forward,
