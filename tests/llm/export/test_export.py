@@ -105,7 +105,7 @@ def test_computes_what_the_model_does(layout, parities):
     assert parity.failures() == []
     assert 0 < parity.own_error < 1e-3  # rounding of fp32: it is not fp64 that was compared
     assert parity.logits < 1e-5
-    assert parity.stepped < 1e-5
+    assert parity.stepped < max(1e-5, 10 * parity.own_error)  # where transitions may grow, rounding grows with them
 
 
 def test_a_mixer_of_another_package_goes_along(exported, parities):
