@@ -110,15 +110,14 @@ def outer_weights(objective: nn.Module) -> Iterator[None]:
             objective.reshard()
 
 
-def leave(accelerator: Accelerator) -> None:
-    """End the processes' connections, once there is nothing more to agree on.
+def settle(accelerator: Accelerator) -> None:
+    """Call it when there is nothing more to agree on, before connections between processes end, however that comes.
 
     A thread of gloo wants Python's lock to let go of the last exchange, and whoever ends the connection waits for that
     thread with the lock held (seen with torch 2.13: one rank in three then hangs). So it gets a moment first.
     """
     if accelerator.num_processes > 1:
         time.sleep(0.3)
-    accelerator.end_training()
 
 
 class Agreement:

@@ -15,7 +15,7 @@ from llm.layout import describe_layout, layer_names
 from llm.loss import NextTokenLoss
 from llm.model.decoder import Decoder
 from llm.optim import build_optimizer
-from llm.parallel import build_accelerator, distribute, group_size, leave
+from llm.parallel import build_accelerator, distribute, group_size, settle
 from llm.plan import StepPlan
 from llm.report import model_facts, report, size_warnings
 from llm.runfolder import RunFolder, open_run
@@ -43,10 +43,13 @@ def train(config: TrainConfig) -> int:
         except StopNow:
             say("stopped before training began; the same command begins again")
             return signals.outcome.exit_code
-        summary = job.trainer.fit()
+        try:
+            summary = job.trainer.fit()
+        finally:
+            settle(job.trainer.accelerator)
     if job.trainer.accelerator.is_main_process:
         conclude(summary, job.trainer.run, job.validation)
-    leave(job.trainer.accelerator)
+    job.trainer.accelerator.end_training()
     return summary.outcome.exit_code
 
 

@@ -16,7 +16,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from llm.bench.steps import bench_config, build_trainer, run_steps, synchronize
+from llm.bench.split import synchronize
+from llm.bench.steps import bench_config, build_trainer, run_steps
 from llm.cli import command
 from llm.trainer import Trainer
 
