@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
 from torch.nn.functional import normalize
 
 from mixer_kernels import delta_rule, delta_rule_step
 from mixer_kernels.delta_rule.chunked import CHUNK, inverse
+from mixer_kernels.delta_rule.spec import SPEC
+from mixer_kernels.spec import Case
+from mixer_kernels.verify import check
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs triton")
 B, T, H, K, V = 2, 70, 2, 8, 6
 
 
@@ -147,11 +154,9 @@ def test_a_decay_of_minus_infinity_forgets_without_nan(channels):
 
 def test_what_triton_does_not_take_is_refused_by_name_and_left_to_chunked():
     pytest.importorskip("triton")
-    q, k, v, beta = (x.float() for x in qkv())
-    wide = {"q": torch.randn(1, 4, 1, 16), "k": torch.randn(1, 4, 1, 16), "v": torch.randn(1, 4, 1, 16)}
-    refused = {"e": wide | {"e": wide["k"]}, "K = 8": {"q": q, "k": k, "v": v, "beta": beta}}
-    refused["stride = 2"] = wide | {"q": wide["q"][:, :2], "stride": 2}
-    refused["float64"] = {name: x.double() for name, x in wide.items()}
+    wide = {name: torch.randn(1, 4, 1, 16, dtype=torch.float64) for name in ("q", "k", "v")}
+    long = {name: torch.randn(1, 4, 1, 264) for name in ("q", "k", "v")}
+    refused = {"K = 264": long, "float64": wide, "float16": {name: x.half() for name, x in wide.items()}}
     for what, inputs in refused.items():
         with pytest.raises(ValueError, match=what):
             delta_rule(**inputs, impl="triton")
@@ -165,3 +170,17 @@ def test_half_precision_rounds_operands_and_keeps_the_state_in_fp32():
     assert (o.dtype, state.dtype) == (torch.bfloat16, torch.float32)
     for found, exact in ((o, exact_o), (state, exact_state)):
         assert 1e-4 < (found - exact).norm() / exact.norm() < 2e-2
+
+
+@needs_triton
+@pytest.mark.parametrize("decay", ["none", "scalar", "channel"])
+def test_a_row_scanned_in_segments_is_the_same_row(monkeypatch, decay):
+    from mixer_kernels.delta_rule import autograd
+
+    monkeypatch.setattr(autograd, "processors", lambda device: 1024)
+    monkeypatch.setattr(autograd, "FEWEST_CHUNKS", 1)
+    case = Case(
+        "segments", batch=1, tokens=330, heads=1, key_dim=16, value_dim=32, decay=decay, documents=3, continued=True
+    )
+    for result in check(SPEC, case, torch.float32, DEVICE):
+        assert result.passed, result

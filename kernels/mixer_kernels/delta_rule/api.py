@@ -10,12 +10,14 @@ from mixer_kernels.common.arguments import (
     autocast_inputs,
     autocast_off,
     expect,
+    narrowed,
     resolve_segments,
     resolve_state,
     same_dtype,
     value_groups,
+    widened,
 )
-from mixer_kernels.delta_rule.chunked import chunked
+from mixer_kernels.delta_rule.chunked import chunked, in_micro_steps
 from mixer_kernels.delta_rule.reference import reference
 from mixer_kernels.dispatch import choose
 from mixer_kernels.segments import Segments
@@ -53,8 +55,8 @@ def delta_rule(
         initial_state: [B, HV, K, V], what documents with ``row_start`` -1 continue from; None is zeros.
         scale: of the output; None is K ** -0.5.
         stride: n micro-steps a token: k, v, g, beta and e have T * n rows, and q reads after each n-th.
-        impl: see `mixer_kernels.dispatch`. Triton takes tied inputs in bf16 or fp32 with stride 1, and ``auto`` leaves
-            the rest to the chunkwise form.
+        impl: see `mixer_kernels.dispatch`. Triton takes bf16 and fp32, and ``auto`` leaves the rest to the chunkwise
+            form.
 
     Returns:
         o [B, T, HV, V] in v's dtype, and the state after the last token of each row, [B, HV, K, V] in fp32 (fp64 for
@@ -67,18 +69,23 @@ def delta_rule(
     q, k, v, e = _operands(q, k, v, e)
     batch, tokens, _, key_dim = q.shape
     row_start = resolve_segments(segments, batch, tokens, initial_state is not None, q.device)
+    scale = key_dim**-0.5 if scale is None else scale
+    chosen = choose(impl, q, "delta_rule", lacks=_listed(_lacking(v, key_dim)))
+    shape = (batch, v.shape[2], key_dim, v.shape[3])
+    if chosen == "triton":
+        from mixer_kernels.delta_rule.autograd import delta_rule_triton
+
+        state = None if initial_state is None else resolve_state(initial_state, shape, v, "initial_state")
+        q, row_start = in_micro_steps(q, row_start, stride)
+        g, beta = _gates(g, beta, v)
+        q, k, v_wide, g, e, state = _to_kernel_sizes(q, k, v, g, e, state)
+        o, final = delta_rule_triton(q, k, v_wide, g, beta, e, row_start, state, scale)
+        o = o if stride == 1 else o[:, stride - 1 :: stride]
+        return narrowed(o, v.shape[-1]), narrowed(final, *shape[2:])
+    run = chunked if chosen == "chunked" else reference
     with autocast_off(q):
         g, beta = _gates(g, beta, v)
-        state = resolve_state(initial_state, (batch, v.shape[2], key_dim, v.shape[3]), v, "initial_state")
-        scale = key_dim**-0.5 if scale is None else scale
-        lacks = {"a free erase key e": e is not None, f"stride = {stride}": stride > 1, **_sizes_lacking(v, key_dim)}
-        lacks |= _failing(v, g, key_dim)
-        chosen = choose(impl, q, "delta_rule", lacks=_listed(lacks))
-        if chosen == "triton":
-            from mixer_kernels.delta_rule.autograd import delta_rule_triton
-
-            return delta_rule_triton(q, k, v, g, beta, row_start, state, scale)
-        run = chunked if chosen == "chunked" else reference
+        state = resolve_state(initial_state, shape, v, "initial_state")
         return run(q, k, v, g, beta, e, row_start=row_start, initial_state=state, scale=scale, stride=stride)
 
 
@@ -117,11 +124,13 @@ def delta_rule_step(
         learns = torch.is_grad_enabled() and any(
             x is not None and x.requires_grad for x in (q, k, v, g, beta, e, state)
         )
-        lacks = {"inputs that require gradients (a step)": learns, **_sizes_lacking(v, key_dim)}
+        lacks = {"inputs that require gradients (a step)": learns, **_lacking(v, key_dim)}
         if choose(impl, q, "delta_rule", lacks=_listed(lacks)) == "triton":
             from mixer_kernels.delta_rule.step import step_triton
 
-            return step_triton(q[:, 0], k, v, g, beta, e, state, scale)
+            q, k, v_wide, g, e, wide = _to_kernel_sizes(q[:, 0], k, v, g, e, state)
+            o, new = step_triton(q, k, v_wide, g, beta, e, wide, scale)
+            return narrowed(o, v.shape[-1]), narrowed(new, *state.shape[2:])
         continued = resolve_segments(None, batch, 1, True, q.device)
         o, state = reference(q, k, v, g, beta, e, row_start=continued, initial_state=state, scale=scale, stride=stride)
         return o[:, 0], state
@@ -154,19 +163,27 @@ def _validate(
         expect("e", e, (*lead, key_dim), f"[B, {time}, HV, K]")
 
 
-def _sizes_lacking(v: Tensor, key_dim: int) -> dict[str, bool]:
+def _lacking(v: Tensor, key_dim: int) -> dict[str, bool]:
     """Which sizes and dtypes the Triton kernels do not take, and whether these inputs have them."""
     return {
         f"{v.dtype}": v.dtype not in (torch.bfloat16, torch.float32),
-        f"K = {key_dim} (only {', '.join(map(str, TRITON_KEY_DIMS))})": key_dim not in TRITON_KEY_DIMS,
-        f"V = {v.shape[-1]} (only multiples of 16)": v.shape[-1] % 16 > 0,
+        f"K = {key_dim} (at most {TRITON_KEY_DIMS[-1]})": key_dim > TRITON_KEY_DIMS[-1],
     }
 
 
-def _failing(v: Tensor, g: Tensor | None, key_dim: int) -> dict[str, bool]:
-    """What the kernels of a whole row should take, but do not run with on Hopper, for a reason not yet found."""
-    by_channel = g is not None and g.shape[-1] > 1
-    return {"fp32 with K = 16 and a decay a channel": v.dtype == torch.float32 and key_dim == 16 and by_channel}
+def _to_kernel_sizes(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, e: Tensor | None, state: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """The inputs with keys and values of a size that the kernels take: channels of zeros, exact, are put behind."""
+    key_dim = next(size for size in TRITON_KEY_DIMS if size >= q.shape[-1])
+    value_dim = -(-v.shape[-1] // 16) * 16
+    if (key_dim, value_dim) == (q.shape[-1], v.shape[-1]):
+        return q, k, v, g, e, state
+    if g is not None and g.shape[-1] > 1:
+        g = widened(g, key_dim)
+    e = None if e is None else widened(e, key_dim)
+    state = None if state is None else widened(state, key_dim, value_dim)
+    return widened(q, key_dim), widened(k, key_dim), widened(v, value_dim), g, e, state
 
 
 def _listed(lacks: dict[str, bool]) -> str:

@@ -44,13 +44,19 @@ def chunked(
     q, k, v = (x.to(dtype) for x in (q, k, v))
     q, k = (to_value_heads(x, v.shape[2]) for x in (q, k))
     e, z = erase_and_value(k, v, beta, e)
-    if stride > 1:  # a micro-step that is not the last of its token reads nothing
-        q = F.pad(q[:, :, None], (0, 0, 0, 0, stride - 1, 0)).flatten(1, 2)
-        row_start = torch.where(row_start < 0, row_start, row_start * stride).repeat_interleave(stride, dim=1)
+    q, row_start = in_micro_steps(q, row_start, stride)
     q, k, e, z, g = (None if x is None else to_chunks(x, CHUNK) for x in (scale * q, k, e, z, g))
     A, P, *decayed = prepare(q, k, e, g, chunk_masks(row_start, CHUNK))
     o, state = scan(rounded(A, out_dtype), rounded(P, out_dtype), *decayed, z, initial_state, out_dtype)
     return from_chunks(o, tokens * stride)[:, stride - 1 :: stride].to(out_dtype), state
+
+
+def in_micro_steps(q: Tensor, row_start: Tensor, stride: int) -> tuple[Tensor, Tensor]:
+    """q [B, T, H, K] and row_start [B, T] of tokens as those of their micro-steps, of which the last alone reads."""
+    if stride == 1:
+        return q, row_start
+    q = F.pad(q[:, :, None], (0, 0, 0, 0, stride - 1, 0)).flatten(1, 2)
+    return q, torch.where(row_start < 0, row_start, row_start * stride).repeat_interleave(stride, dim=1)
 
 
 def prepare(

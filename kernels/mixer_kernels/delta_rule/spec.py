@@ -84,6 +84,8 @@ def _cases() -> tuple[Case, ...]:
                 for size in (64, 128, 256)
             ),
             replace(case, name=f"{name}, wide values", key_dim=16, value_dim=48, heads=1, continued=True),
+            replace(packed, name=f"{name}, odd sizes", key_dim=24, value_dim=20),
+            replace(case, name=f"{name}, one head of a long row", batch=1, heads=1, tokens=1700, documents=3),
             replace(case, name=f"{name}, identical keys", stress="keys identical"),
             replace(case, name=f"{name}, correlated keys, beta to 2", stress="keys correlated", options={"beta": 2}),
             replace(case, name=f"{name}, identical keys, beta 2", stress="keys identical, beta 2"),
@@ -106,6 +108,8 @@ def _bench_cases() -> tuple[Case, ...]:
         replace(gdn, name="gdn, wide values", heads=4, value_dim=256),
         kda,
         replace(gdn, name="deltanet", decay="none"),
+        replace(kda, name="free erase key", options={"free": True}),
+        replace(gdn, name="stride 2", options={"stride": 2}),
         *(replace(case, name=f"{case.name}, T {t}", batch=b, tokens=t) for case in (gdn, kda) for b, t in rows),
         *(replace(case, name=f"{case.name}, T 65536", batch=1, tokens=65536) for case in (gdn, kda)),
     )
