@@ -103,22 +103,36 @@ def test_compiles_without_a_graph_break(spec):
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
+class Record(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes the package's custom operators and their arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op.namespace == "mixer_kernels":
+            self.calls.append((op, args))
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("spec", OPERATORS)
+def test_eager_mode_gives_what_the_custom_operators_give(spec):
+    inputs = spec.make_inputs(continued_case(spec), torch.float32, DEVICE, 0)
+    eager = outputs_and_gradients(triton(spec), inputs)
+    with Record():
+        recorded = outputs_and_gradients(triton(spec), inputs)
+    assert all(torch.equal(eager[name], recorded[name]) for name in recorded)
+
+
 @pytest.mark.parametrize("spec", OPERATORS)
 def test_the_custom_operators_keep_torchs_rules(spec):
     """Fakes, autograd registration and no aliasing, over the operators that a call goes through."""
     inputs = spec.make_inputs(continued_case(spec), torch.float32, DEVICE, 0)
-    calls = []
-
-    class Record(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-            if op.namespace == "mixer_kernels":
-                calls.append((op, args))
-            return op(*args, **(kwargs or {}))
-
-    with Record():
+    with Record() as record:
         outputs_and_gradients(triton(spec), inputs)
-    assert len(calls) == 2  # forward and backward
-    for op, arguments in calls:
+    assert len(record.calls) == 2  # forward and backward
+    for op, arguments in record.calls:
         checks = ["test_schema", "test_faketensor", "test_autograd_registration"]
         fresh = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in arguments]
         torch.library.opcheck(op, tuple(fresh), test_utils=checks)
