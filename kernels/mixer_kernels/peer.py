@@ -11,14 +11,16 @@ from unittest import mock
 
 from torch import Tensor
 
+from mixer_kernels.spec import Case
+
 Function = Callable[..., tuple[Tensor, Tensor]]
 
 CHOICE = "*/*.autotune.json"  # in Triton's cache: the times of an autotuner's candidates for one key
 LOWER_BOUND = -5.0  # of a bounded gate: what its authors recommend; ordinary gates here lie within
 
 
-def functions(op: str, decay: str) -> dict[str, Function]:
-    """Its functions for the recurrence of an operator, by the name to list them under; none if it is not installed.
+def functions(op: str, case: Case) -> dict[str, Function]:
+    """Its functions for a case of an operator, by the name to list them under; none if it is not installed.
 
     It refuses gated backward on Hopper with Triton 3.4 to 3.7.0, where one of its kernels is miscompiled for key blocks
     of 64. That guard is lifted here: so check what comes out before its time counts.
@@ -32,6 +34,8 @@ def functions(op: str, decay: str) -> dict[str, Function]:
         from fla.ops.simple_gla import chunk_simple_gla
     except ImportError:
         return {}
+    if case.options:  # its functions for these take other arguments
+        return {}
     chunk_o.TRITON_ABOVE_3_7_1 = True
     bounded = partial(chunk_kda, safe_gate=True, lower_bound=LOWER_BOUND)
     known = {
@@ -42,7 +46,7 @@ def functions(op: str, decay: str) -> dict[str, Function]:
         ("delta_rule", "scalar"): {"fla": chunk_gated_delta_rule},
         ("delta_rule", "channel"): {"fla": chunk_kda, "fla, gates bounded": bounded},
     }
-    return {who: _by_name(function) for who, function in known.get((op, decay), {}).items()}
+    return {who: _by_name(function) for who, function in known.get((op, case.decay), {}).items()}
 
 
 def _by_name(function: Function) -> Function:
