@@ -53,6 +53,8 @@ VARIANTS = [
     "gla conv_size=4",
     "gdn negative_eigenvalues=true conv_size=null",
     "kda gate_lower_bound=-5.0 negative_eigenvalues=true",
+    "deltaproduct householder=3 forget_gate=false conv_size=null",
+    "mom top=1",
 ]
 
 
