@@ -65,7 +65,7 @@ def _trained_mixers() -> set[str]:
 
 
 def _quick_mixers(trained: set[str]) -> set[str]:
-    """Mixers that stand for the others in tests of what is around a mixer (export, generation, training, compiling).
+    """Mixers that stand for the others in tests of what is around a mixer (export, generation, whole decoders).
 
     Those that a shipped recipe trains, and of each other kind the first: mixers are of one kind if they have the same
     `forward`, `step` and state, so that they differ in the computation of gates alone.
@@ -85,7 +85,7 @@ def _kind(name: str) -> tuple[str, ...]:
 
 TRAINED = _trained_mixers()
 QUICK = _quick_mixers(TRAINED)
-_QUICK_VARIANTS = {described for described in MIXERS + VARIANTS if described.split()[0] in QUICK}
+_TRAINED_VARIANTS = {described for described in MIXERS + VARIANTS if described.split()[0] in TRAINED}
 LAYOUTS = [*MIXERS, *(f"hybrid_{name}_1to1" for name in MIXERS if name != "softmax")]
 QUICK_LAYOUTS = {*QUICK, *(f"hybrid_{name}_1to1" for name in TRAINED)}
 
@@ -93,11 +93,11 @@ QUICK_LAYOUTS = {*QUICK, *(f"hybrid_{name}_1to1" for name in TRAINED)}
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`mixer_name`: every mixer, with variants. `layout`: every mixer, and every one in a hybrid.
 
-    What is not among the quick ones is slow where it is a layout, and in tests marked `costly`.
+    A layout that is not among the quick ones is slow, and so is a mixer that no recipe trains in tests marked `costly`.
     """
     costly = metafunc.definition.get_closest_marker("costly") is not None
     for argument, values, quick in (
-        ("mixer_name", MIXERS + VARIANTS, _QUICK_VARIANTS if costly else {*MIXERS, *VARIANTS}),
+        ("mixer_name", MIXERS + VARIANTS, _TRAINED_VARIANTS if costly else {*MIXERS, *VARIANTS}),
         ("layout", LAYOUTS, QUICK_LAYOUTS),
     ):
         if argument in metafunc.fixturenames:
