@@ -23,6 +23,7 @@ from llm.report import human_bytes
 from llm.sizing import mlp_width
 
 SIZE, CONTEXT = "340m", 4096
+# what was measured on a GPU: {"note": how, "mixers": {name: {column: figure}}}
 MEASURED = Path(__file__).parent.parent / "docs" / "mixers_measured.json"
 INTRODUCTION = f"""# Mixers
 
@@ -65,8 +66,11 @@ class Entry:
     @property
     def operator(self) -> str:
         """What computes it: an operator of `mixer_kernels`, or torch's attention."""
-        operator = getattr(type(self.mixer), "operator", None)
-        return operator.__name__ if operator else "softmax attention"
+        parts = [m for m in self.mixer.modules() if isinstance(m, TokenMixer)]
+        found = [
+            getattr(type(part), "operator", None) for part in parts[1:] or parts
+        ]  # of a hybrid's parts, or its own
+        return " and ".join(operator.__name__ if operator else "softmax attention" for operator in found)
 
     def figures(self) -> list[str]:
         """State bytes of all layers, FLOPs of one layer for a token, MLP width."""
@@ -91,8 +95,9 @@ def entries() -> list[Entry]:
 
 def page(found: list[Entry]) -> str:
     """The text of docs/mixers.md."""
-    measured = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
-    return "\n".join([INTRODUCTION, *_table(found, measured), "", *_sections(found)])
+    measured = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {"note": "", "mixers": {}}
+    introduction = [INTRODUCTION, *([measured["note"], ""] if measured["note"] else [])]
+    return "\n".join([*introduction, *_table(found, measured["mixers"]), "", *_sections(found)])
 
 
 def _table(found: list[Entry], measured: dict[str, dict[str, str]]) -> Iterator[str]:
