@@ -110,7 +110,7 @@ def _lacks(v: Tensor, key_dim: int, gv: Tensor | None, exclusive: bool) -> str:
     found = {
         "gv": gv is not None,
         "exclusive=True": exclusive,
-        "float64": v.dtype == torch.float64,
+        "float16 or float64": v.dtype in (torch.float16, torch.float64),
         f"K = {key_dim} (at most {TRITON_KEY_DIMS[-1]})": key_dim > TRITON_KEY_DIMS[-1],
     }
     return ", ".join(what for what, missing in found.items() if missing)
