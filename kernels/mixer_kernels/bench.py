@@ -145,7 +145,7 @@ def right_peers(cases: Cases, kept: Path | None) -> dict[tuple[str, str], dict[s
     They choose on the cases as they are, before the short rows of the check: their keys know nothing of rows and
     tokens, so that the first case of its kind decides for those after it. `kept` is the folder of `peer.tune`.
     """
-    found = {(s.name, c.name): {} if c.options else peer.functions(s.name, c.decay) for s, c in cases}
+    found = {(s.name, c.name): peer.functions(s.name, c) for s, c in cases}
     calls = [partial(run_once, s, c, function) for s, c in cases for function in found[s.name, c.name].values()]
     if calls:
         print(
