@@ -184,18 +184,23 @@ def in_all_sizes(spec: OperatorSpec, dtype: torch.dtype) -> Iterator[tuple[Opera
             yield spec, sized
 
 
-def jobs(device: str, dtypes: Iterable[torch.dtype] = DTYPES, ops: Container[str] = ()) -> list[Job]:
-    """Every verifiable case, each decay in all sizes, and steps of three tokens in each size."""
+def jobs(
+    device: str, dtypes: Iterable[torch.dtype] = DTYPES, ops: Container[str] = (), *, every_step: bool = False
+) -> list[Job]:
+    """Every verifiable case and each decay in all sizes, and steps of three tokens in each size of the cases.
+
+    With `every_step` also steps in all sizes.
+    """
     found: list[Job] = []
     for dtype in dtypes:
-        sizes: dict[str, Job] = {}
         cases = verifiable(dtype, ops)
-        cases += [x for spec in {id(s): s for s, _ in cases}.values() for x in in_all_sizes(spec, dtype)]
-        for spec, case in cases:
-            found.append(Job(spec.name, case, dtype, device))
+        sized = [x for spec in {id(s): s for s, _ in cases}.values() for x in in_all_sizes(spec, dtype)]
+        found += [Job(spec.name, case, dtype, device) for spec, case in cases + sized]
+        steps: dict[str, Job] = {}
+        for spec, case in cases + sized * every_step:
             few = replace(case, name="", batch=2, tokens=3, documents="one", continued=True, stress="")
-            sizes.setdefault(f"{spec.name} {few}", Job(spec.name, replace(few, name=case.name), dtype, device, "steps"))
-        found += sizes.values()
+            steps.setdefault(f"{spec.name} {few}", Job(spec.name, replace(few, name=case.name), dtype, device, "steps"))
+        found += steps.values()
     return found
 
 
