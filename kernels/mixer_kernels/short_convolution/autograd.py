@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from typing import Any
 
 import torch
@@ -58,7 +60,19 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 forward_op.register_autograd(_backward, setup_context=_setup_context)
 
 
+@functools.cache
+def _warn_if_unverified() -> None:
+    if not configurations("short_convolution")["verified"]:
+        warnings.warn(
+            "short_convolution: its Triton kernels were checked in Triton's interpreter alone. Run "
+            "`pytest -m gpu tests/mixer_kernels/test_short_convolution.py` before you trust them.",
+            stacklevel=2,
+        )
+
+
 def _constants(kernel: str, weight: Tensor, silu: bool | None = None) -> dict[str, Any]:
+    if weight.is_cuda:
+        _warn_if_unverified()
     sizes = {"D": weight.shape[0], "S": weight.shape[1]} | ({} if silu is None else {"SILU": silu})
     return sizes | configurations("short_convolution")["kernels"][kernel]
 
