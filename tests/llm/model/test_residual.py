@@ -73,7 +73,7 @@ def test_value_routing_adds_what_the_mixer_writes(make_other):
     torch.testing.assert_close(routed, mixer(x, _whole(9)).y + values @ route.weight.T)
 
 
-@pytest.mark.parametrize("stack", ["hybrid_gdn_1to1", "rwkv7", "hydra", "deltaproduct", "fox"])
+@pytest.mark.parametrize("stack", ["hybrid_gdn_1to1", "rwkv7", "hydrahead", "deltaproduct", "fox"])
 @pytest.mark.parametrize("residual", OTHERS)
 def test_forward_equals_steps_and_all_learns(residual, stack, make_other):
     model, x = make_other(stack, residual), tokens(2, 12)

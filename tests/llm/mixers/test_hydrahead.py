@@ -10,7 +10,7 @@ from mixer_kernels import Segments
 
 
 def test_is_one_projection_of_all_heads(make_mixer):
-    mixer, x = make_mixer("hydra full.rope_theta=null"), torch.randn(1, 40, 64, dtype=torch.float64)
+    mixer, x = make_mixer("hydrahead full.rope_theta=null"), torch.randn(1, 40, 64, dtype=torch.float64)
     segments, full, linear = Segments.whole_rows(1, 40), mixer.full, mixer.linear
     heads = lambda y: y.unflatten(-1, (full.num_heads, -1))  # noqa: E731
     q, k = full.q_norm(heads(full.q_proj(x))), full.k_norm(heads(full.k_proj(x)))
