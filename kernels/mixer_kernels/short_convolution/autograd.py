@@ -33,13 +33,10 @@ def _(x: Tensor, weight: Tensor, row_start: Tensor, silu: bool) -> Tensor:
 def backward_op(dy: Tensor, x: Tensor, weight: Tensor, row_start: Tensor, silu: bool) -> tuple[Tensor, Tensor]:
     """Gradients of x and weight."""
     dy, x, weight, row_start = dy.contiguous(), x.contiguous(), weight.contiguous(), row_start.contiguous()
-    constants = _constants("weight_gradient", weight, silu)
+    constants = _constants("gradients", weight, silu)
     grid = _grid(x, constants)
-    du = torch.empty_like(dy) if silu else dy  # rounded to dy's dtype, as it would be between operators
-    shares = x.new_empty(grid[1] * grid[2], *weight.T.shape, dtype=torch.float32)
-    launch(backward_kernels.weight_gradient, grid, x, weight, row_start, dy, du, shares, x.shape[1], **constants)
-    dx, constants = torch.empty_like(x), _constants("input_gradient", weight)
-    launch(backward_kernels.input_gradient, _grid(x, constants), weight, row_start, du, dx, x.shape[1], **constants)
+    dx, shares = torch.empty_like(x), x.new_empty(grid[1] * grid[2], *weight.T.shape, dtype=torch.float32)
+    launch(backward_kernels.gradients, grid, x, weight, row_start, dy, dx, shares, x.shape[1], **constants)
     return dx, shares.sum(0).T.to(weight.dtype).contiguous()
 
 
@@ -70,10 +67,10 @@ def _warn_if_unverified() -> None:
         )
 
 
-def _constants(kernel: str, weight: Tensor, silu: bool | None = None) -> dict[str, Any]:
+def _constants(kernel: str, weight: Tensor, silu: bool) -> dict[str, Any]:
     if weight.is_cuda:
         _warn_if_unverified()
-    sizes = {"D": weight.shape[0], "S": weight.shape[1]} | ({} if silu is None else {"SILU": silu})
+    sizes = {"D": weight.shape[0], "S": weight.shape[1], "SILU": silu}
     return sizes | configurations("short_convolution")["kernels"][kernel]
 
 
