@@ -38,7 +38,8 @@ SMALL_RUN = [
     "mixer=hybrid_gdn_1to1", "model=tiny", "model.d_model=32", "model.n_layers=2", "model.head_dim=16",
     "model.linear_head_dim=16", "model.parameters=30000", "data=local", "data.path=bundled:val.jsonl",
     "data.validation_path=bundled:val.jsonl", "data.validation_tokens=4000", "data.mode=stream", "context=64",
-    "batch_tokens=256", "micro_batch=2", "steps=30", "log_every=3", "eval.every=5", "eval.max_rows=16", "checkpoint.every=4",
+    "batch_tokens=256", "micro_batch=2", "steps=30", "log_every=3", "eval.every=5", "eval.max_rows=16",
+    "checkpoint.every=4",
 ]  # fmt: skip
 
 STOPS = (Outcome.PREEMPTED, Outcome.INTERRUPTED)
