@@ -142,5 +142,10 @@ def save_run(out: Path, config: TrainConfig, weights: dict[str, Tensor], tokeniz
 
 
 def _word(value: Any) -> str:
+    """A value as Hydra reads it on a command line."""
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_word(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_word, value))}]"
     known: dict[Any, Callable[[Any], str]] = {bool: lambda v: str(v).lower(), type(None): lambda v: "null"}
     return known.get(type(value), str)(value)
