@@ -44,6 +44,8 @@ class MixtureOfMemories(GatedDeltaNet):
         super().__init__(d_model, layer_idx, n_layers, **settings)
         if not 1 <= top <= memories:
             raise ValueError(f"top={top}: must be between 1 and memories={memories}")
+        if balance < 0:
+            raise ValueError(f"balance={balance}: must not be negative, or memories that nobody uses are rewarded")
         self.memories, self.top, self.balance = memories, top, balance
         self.router = nn.Linear(d_model, memories, bias=False)
 

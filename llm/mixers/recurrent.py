@@ -15,6 +15,7 @@ from llm.model.precision import widen
 from llm.model.rotary import rotate_by
 from llm.model.shortconv import ShortConvolution
 from mixer_kernels.delta_rule import delta_rule, delta_rule_step
+from mixer_kernels.dispatch import IMPLEMENTATIONS
 from mixer_kernels.linear_attention import linear_attention, linear_attention_step
 from mixer_kernels.segments import Segments
 
@@ -61,6 +62,11 @@ class RecurrentMixer(TokenMixer):
         impl: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
+        if impl not in IMPLEMENTATIONS:
+            raise ValueError(f"impl={impl!r}: choose one of {', '.join(IMPLEMENTATIONS)}")
+        for name, value in {"num_heads": num_heads, "conv_size": conv_size}.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: must be 1 or more, or null")
         self.head_k_dim, self.head_v_dim = head_k_dim, _whole(head_k_dim * expand_v, head_k_dim, expand_v)
         self.num_heads = num_heads or _heads(d_model, self.head_v_dim)
         self.impl = impl

@@ -42,6 +42,9 @@ class SoftmaxAttention(TokenMixer):
         norm_eps: float = 1e-6,
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
+        for name, value in {"num_heads": num_heads, "num_kv_heads": num_kv_heads}.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: must be 1 or more, or null")
         self.num_heads = num_heads or _divide(d_model, head_dim)
         self.num_kv_heads = num_kv_heads or self.num_heads
         self.head_dim, self.rope_theta, self.window = head_dim, rope_theta, window

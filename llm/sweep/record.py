@@ -16,6 +16,7 @@ Whether a run is finished, its own folder says (`llm.finished`); the status is w
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import sys
@@ -46,7 +47,11 @@ class SweepFolder:
             self.lock.acquire()
         except UserError as error:
             raise UserError(f"sweep_dir={self.path} is in use by another process: wait for it to end.") from error
-        self.record = self._continued(settings.name)
+        try:
+            self.record = self._continued(settings.name)
+        except UserError:
+            self.lock.release()
+            raise
         self.save()
 
     def log(self, index: int) -> Path:
@@ -71,11 +76,18 @@ class SweepFolder:
         self.lock.release()
 
     def _continued(self, name: str) -> dict[str, Any]:
-        """The record of these jobs, with what an earlier one knew of them."""
+        """The record of these jobs, with what an earlier one knew of them. UserError if it knew of others too."""
         before = read_record(self.path) or {}
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         known = {tuple(entry["words"]): entry for entry in before.get("jobs", [])}
-        varied = axes(self.jobs)
+        lost = known.keys() - {tuple(job.words) for job in self.jobs}
+        if lost:
+            raise UserError(
+                f"sweep_dir={self.path} holds another sweep: {len(lost)} of its jobs, like {' '.join(min(lost))}, are "
+                "not among these. Choose another sweep_dir, or name its jobs too."
+            )
+        varied, taken = axes(self.jobs), {entry["log"] for entry in known.values()}
+        unused = (name for i in itertools.count() if (name := f"logs/{i:03d}.log") not in taken)
         entries = []
         for index, job in enumerate(self.jobs):
             earlier = known.get(tuple(job.words), {})
@@ -86,7 +98,7 @@ class SweepFolder:
                 "values": {key: job.values().get(key) for key in varied},
                 "run_dir": os.path.relpath(job.run_dir, self.path),
                 "status": "done" if is_finished(job.config, job.run_dir) else unfinished,
-                "log": f"logs/{index:03d}.log",
+                "log": earlier["log"] if earlier else next(unused),
             }
             entries.append(now_known | UNTRIED | earlier | now_known)
         return {

@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from llm.errors import UserError
 from mixer_kernels import Segments
 
 D = 64
@@ -125,3 +126,13 @@ def test_compiles_into_one_graph(mixer_name, make_mixer):
     torch.compiler.reset()  # mixers share a `forward`, and a model has fewer kinds than there are here
     compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x, segments).y, mixer(x, segments).y)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["gdn impl=foo", "gdn num_heads=0", "gdn conv_size=0", "softmax num_heads=0", "mom balance=-1"],
+)
+def test_settings_that_make_no_sense_are_refused_by_name(make_mixer, setting):
+    name, value = setting.split()[1].split("=")
+    with pytest.raises(UserError, match=rf"mixers\.{setting.split()[0]}: {name}='?{value}"):
+        make_mixer(setting)

@@ -17,6 +17,7 @@ from llm.paths import configs_dir
 from llm.sweep import sweep
 from llm.sweep.jobs import axes, plan_jobs, products
 from llm.sweep.local import places
+from llm.sweep.record import SweepFolder
 from llm.sweep.report import reason_of
 from llm.sweep.settings import SweepConfig, split_words
 
@@ -84,6 +85,25 @@ def test_a_mistake_surfaces_before_the_first_job_runs(tmp_path, monkeypatch, wor
     with pytest.raises(UserError, match=told):
         sweep(words)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_takes_more_jobs_but_never_other_ones(tmp_path):
+    """A sweep grows, with the logs of the jobs that it had; another one leaves its record alone."""
+    settings = SweepConfig(sweep_dir=str(tmp_path / "sweep"))
+    open_with = lambda *words: SweepFolder(settings, plan_jobs(settings, [*TINY, *words]))  # noqa: E731
+    first = open_with("seed=2,3")
+    first.note(0, status="failed", reason="because")
+    first.close()
+    grown = open_with("seed=1,2,3")
+    grown.close()
+    logs = {entry["values"]["seed"]: entry["log"] for entry in grown.record["jobs"]}
+    assert logs == {"1": "logs/002.log", "2": "logs/000.log", "3": "logs/001.log"}
+    assert [entry["reason"] for entry in grown.record["jobs"]] == [None, "because", None]
+    kept = (tmp_path / "sweep" / "sweep.json").read_text()
+    for _ in range(2):  # the refused sweep has let go of the folder
+        with pytest.raises(UserError, match=r"holds another sweep: 2 of its jobs.*not among these"):
+            open_with("seed=3,4")
+    assert (tmp_path / "sweep" / "sweep.json").read_text() == kept
 
 
 def test_cards_are_shared_out(monkeypatch):
