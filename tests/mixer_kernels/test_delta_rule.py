@@ -10,9 +10,6 @@ from torch.nn.functional import normalize
 
 from mixer_kernels import delta_rule, delta_rule_step
 from mixer_kernels.delta_rule.chunked import CHUNK, inverse
-from mixer_kernels.delta_rule.spec import SPEC
-from mixer_kernels.spec import Case
-from mixer_kernels.verify import check
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs triton")
@@ -170,17 +167,3 @@ def test_half_precision_rounds_operands_and_keeps_the_state_in_fp32():
     assert (o.dtype, state.dtype) == (torch.bfloat16, torch.float32)
     for found, exact in ((o, exact_o), (state, exact_state)):
         assert 1e-4 < (found - exact).norm() / exact.norm() < 2e-2
-
-
-@needs_triton
-@pytest.mark.parametrize("decay", ["none", "scalar", "channel"])
-def test_a_row_scanned_in_segments_is_the_same_row(monkeypatch, decay):
-    from mixer_kernels.delta_rule import autograd
-
-    monkeypatch.setattr(autograd, "processors", lambda device: 1024)
-    monkeypatch.setattr(autograd, "FEWEST_CHUNKS", 1)
-    case = Case(
-        "segments", batch=1, tokens=330, heads=1, key_dim=16, value_dim=32, decay=decay, documents=3, continued=True
-    )
-    for result in check(SPEC, case, torch.float32, DEVICE):
-        assert result.passed, result

@@ -10,24 +10,9 @@ import torch
 from mixer_kernels import linear_attention
 from mixer_kernels.linear_attention.spec import SPEC
 from mixer_kernels.spec import Case
-from mixer_kernels.verify import check
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs triton")
-
-
-@needs_triton
-@pytest.mark.parametrize("decay", ["none", "scalar", "channel"])
-def test_a_scan_in_segments_is_the_same_scan(monkeypatch, decay):
-    from mixer_kernels.linear_attention import autograd
-
-    monkeypatch.setattr(autograd, "processors", lambda device: 1024)
-    monkeypatch.setattr(autograd, "FEWEST_CHUNKS", 1)
-    case = Case(
-        "segments", batch=1, tokens=330, heads=1, key_dim=16, value_dim=32, decay=decay, documents=3, continued=True
-    )
-    for result in check(SPEC, case, torch.float32, DEVICE):
-        assert result.passed, result
 
 
 @needs_triton

@@ -87,6 +87,19 @@ def test_steps_are_within_budget(spec):
         assert result.passed, result
 
 
+@pytest.mark.parametrize("decay", ["none", "scalar", "channel"])
+@pytest.mark.parametrize("spec", OPERATORS)
+def test_a_row_scanned_in_segments_is_the_same_row(spec, decay, monkeypatch):
+    autograd = importlib.import_module(f"mixer_kernels.{spec.name}.autograd")
+    monkeypatch.setattr(autograd, "processors", lambda device: 1024)
+    monkeypatch.setattr(autograd, "FEWEST_CHUNKS", 1)
+    case = Case(
+        "segments", batch=1, tokens=330, heads=1, key_dim=16, value_dim=32, decay=decay, documents=3, continued=True
+    )
+    for result in check(spec, case, DTYPE, DEVICE):
+        assert result.passed, result
+
+
 @pytest.mark.parametrize("spec", OPERATORS)
 def test_copies_of_a_row_give_the_same_bits(spec, monkeypatch):
     monkeypatch.setattr(verify, "COPIES", 3)  # for 2^31 elements see `make verify-kernels`

@@ -35,7 +35,7 @@ def operator_name(name: str) -> str:
 def configuration(op: str, kernel: str, like: Tensor, key_dim: int, value_dim: int) -> dict[str, int]:
     """Launch settings of a kernel for inputs of `like`'s dtype and device; BV, if it has one, divides `value_dim`."""
     if like.is_cuda:
-        _warn_if_unverified(op, like.device.index)
+        warn_if_unverified(op, like.device.index)
     chosen = configurations(op)["kernels"][kernel][f"{like.element_size()} bytes"][f"K {key_dim}"]
     if "BV" in chosen:
         chosen = chosen | {"BV": min(chosen["BV"], value_dim & -value_dim)}
@@ -100,16 +100,18 @@ _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 @functools.cache
-def _warn_if_unverified(op: str, device: int) -> None:
+def warn_if_unverified(op: str, device: int) -> None:
+    """Say, once, that an operator's kernels were not checked on such a card with this Triton."""
     import triton
 
     major, minor = torch.cuda.get_device_capability(device)
     here = f"sm{major}{minor} triton {'.'.join(triton.__version__.split('.')[:2])}"
     verified = configurations(op)["verified"]
     if here not in verified:
+        checked = f"on {', '.join(verified)}" if verified else "in an interpreter"
         warnings.warn(
-            f"{op}: its Triton kernels were checked on {', '.join(verified)}, not on {here}. Run `make verify-kernels` "
-            "before you trust them here, or use impl='chunked'.",
+            f"{op}: its Triton kernels were checked {checked}, not on {here}. Run `make verify-kernels` "
+            "and `make test-gpu` before you trust them here.",
             stacklevel=2,
         )
 

@@ -73,20 +73,36 @@ def delta_rule(
     chosen = choose(impl, q, "delta_rule", lacks=_listed(_lacking(v, key_dim)))
     shape = (batch, v.shape[2], key_dim, v.shape[3])
     if chosen == "triton":
-        from mixer_kernels.delta_rule.autograd import delta_rule_triton
-
         state = None if initial_state is None else resolve_state(initial_state, shape, v, "initial_state")
-        q, row_start = in_micro_steps(q, row_start, stride)
-        g, beta = _gates(g, beta, v)
-        q, k, v_wide, g, e, state = _to_kernel_sizes(q, k, v, g, e, state)
-        o, final = delta_rule_triton(q, k, v_wide, g, beta, e, row_start, state, scale)
-        o = o if stride == 1 else o[:, stride - 1 :: stride]
-        return narrowed(o, v.shape[-1]), narrowed(final, *shape[2:])
+        return _run_triton(q, k, v, g, beta, e, row_start, state, scale, stride)
     run = chunked if chosen == "chunked" else reference
     with autocast_off(q):
         g, beta = _gates(g, beta, v)
         state = resolve_state(initial_state, shape, v, "initial_state")
         return run(q, k, v, g, beta, e, row_start=row_start, initial_state=state, scale=scale, stride=stride)
+
+
+def _run_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    e: Tensor | None,
+    row_start: Tensor,
+    state: Tensor | None,
+    scale: float,
+    stride: int,
+) -> tuple[Tensor, Tensor]:
+    """By the kernels, in sizes that they take and with a row a micro-step."""
+    from mixer_kernels.delta_rule.autograd import delta_rule_triton
+
+    q, row_start = in_micro_steps(q, row_start, stride)
+    g, beta = _gates(g, beta, v)
+    wide_q, wide_k, wide_v, g, e, state = _to_kernel_sizes(q, k, v, g, e, state)
+    o, final = delta_rule_triton(wide_q, wide_k, wide_v, g, beta, e, row_start, state, scale)
+    o = o if stride == 1 else o[:, stride - 1 :: stride]
+    return narrowed(o, v.shape[-1]), narrowed(final, q.shape[-1], v.shape[-1])
 
 
 def delta_rule_step(

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from mixer_kernels.common.autograd import differentiable
 from mixer_kernels.common.launch import configuration, launch, operator_name, plain, processors
 from mixer_kernels.common.sizes import CHUNK, Sizes
 from mixer_kernels.delta_rule import backward as backward_kernels
@@ -86,7 +86,7 @@ def delta_rule_triton(
     if not plain(*inputs, row_start):
         return forward_op(q, k, v, g, beta, e, row_start, initial_state, scale, save)[:2]
     if save:
-        return _Eager.apply(q, k, v, g, beta, e, row_start, initial_state, scale)
+        return _eager(q, k, v, g, beta, e, row_start, initial_state, scale)
     return forward(q, k, v, g, beta, e, row_start, initial_state, scale, save)[:2]
 
 
@@ -207,27 +207,7 @@ def _backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: None) -> t
     return dq, dk, dv, *dgates, None, dinitial if ctx.continued else None, None, None
 
 
-def _setup_traced_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    _setup_context(ctx, inputs, output)
-    ctx.mark_non_differentiable(*output[2:])
-
-
-forward_op.register_autograd(_backward, setup_context=_setup_traced_context)
-
-
-class _Eager(torch.autograd.Function):
-    """The same without torch's library."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        output = forward(*inputs, save=True)
-        _setup_context(ctx, inputs, output)
-        return output[:2]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, do, dfinal)[:-1]
+_eager = differentiable(forward, forward_op, _setup_context, _backward)
 
 
 def _contiguous(q: Tensor, k: Tensor, v: Tensor, row_start: Tensor, *gates: Tensor | None) -> list[Tensor]:

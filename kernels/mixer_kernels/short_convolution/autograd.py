@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from mixer_kernels.common.launch import configurations, launch, operator_name
+from mixer_kernels.common.launch import configurations, launch, operator_name, warn_if_unverified
 from mixer_kernels.short_convolution import backward as backward_kernels
 from mixer_kernels.short_convolution import forward as forward_kernels
 
@@ -57,19 +55,9 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 forward_op.register_autograd(_backward, setup_context=_setup_context)
 
 
-@functools.cache
-def _warn_if_unverified() -> None:
-    if not configurations("short_convolution")["verified"]:
-        warnings.warn(
-            "short_convolution: its Triton kernels were checked in Triton's interpreter alone. Run "
-            "`pytest -m gpu tests/mixer_kernels/test_short_convolution.py` before you trust them.",
-            stacklevel=2,
-        )
-
-
 def _constants(kernel: str, weight: Tensor, silu: bool) -> dict[str, Any]:
     if weight.is_cuda:
-        _warn_if_unverified()
+        warn_if_unverified("short_convolution", weight.device.index)
     sizes = {"D": weight.shape[0], "S": weight.shape[1], "SILU": silu}
     return sizes | configurations("short_convolution")["kernels"][kernel]
 
