@@ -166,6 +166,8 @@ def _gla_needs(mixer: GatedLinearAttention) -> Iterable[str]:
         yield "needs gate_rank=16"
     if mixer.rotation is not None:
         yield "has no selective_rope"
+    if mixer.key_heads != mixer.num_heads:
+        yield "has no key_heads"
 
 
 def _delta_needs(mixer: Any) -> Iterable[str]:
@@ -173,6 +175,8 @@ def _delta_needs(mixer: Any) -> Iterable[str]:
         yield "needs conv_size"
     if mixer.rotation is not None:
         yield "has no selective_rope"
+    if mixer.key_heads != mixer.num_heads:
+        yield "has no key_heads"
 
 
 def _conv(mixer: Any) -> Settings:

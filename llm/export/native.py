@@ -241,6 +241,8 @@ def _delta_needs(mixer: Any) -> Iterable[str]:
         yield "has no negative_eigenvalues"
     if mixer.rotation is not None:
         yield "has no selective_rope"
+    if mixer.key_heads != mixer.num_heads:
+        yield "has no key_heads"
 
 
 def _qk_norm_needs(mixer: SoftmaxAttention) -> Iterable[str]:

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from llm.mixers.decay import init_A_log, init_dt_bias, log_decay
-from llm.mixers.recurrent import RecurrentMixer
+from llm.mixers.recurrent import DeltaMixer
 from llm.model.norm import l2_normalize
 from llm.model.precision import widen
-from mixer_kernels.delta_rule import delta_rule, delta_rule_step
 
 
-class GatedDeltaNet(RecurrentMixer):
+class GatedDeltaNet(DeltaMixer):
     """``S_t = exp(g_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T`` (Yang et al. 2024, arXiv 2412.06464).
 
     One decay g and one learning rate beta = sigmoid(x W_b) a head; q and k are convolved, SiLU, and of unit length; the
@@ -22,30 +21,17 @@ class GatedDeltaNet(RecurrentMixer):
     transition can reflect (arXiv 2411.12537). A ~ U(0, 16), softplus(dt_bias) log-uniform in [1e-3, 1e-1].
     """
 
-    operator = delta_rule
-    operator_step = delta_rule_step
-    state_products = 3  # erase, write, read
-
     def __init__(
         self,
         d_model: int,
         layer_idx: int,
         n_layers: int,
         *,
-        head_k_dim: int = 128,
         expand_v: float = 2.0,
-        num_heads: int | None = None,
-        conv_size: int | None = 4,
         negative_eigenvalues: bool = False,
-        norm_eps: float = 1e-6,
-        impl: str = "auto",
         **common: Any,
     ) -> None:
-        super().__init__(
-            d_model, layer_idx, n_layers,
-            head_k_dim=head_k_dim, expand_v=expand_v, num_heads=num_heads, conv_size=conv_size,
-            norm_eps=norm_eps, gate_activation="silu", impl=impl, **common,
-        )  # fmt: skip
+        super().__init__(d_model, layer_idx, n_layers, expand_v=expand_v, **common)
         self.beta_max = 2.0 if negative_eigenvalues else 1.0
         self.a_proj = nn.Linear(d_model, self.num_heads, bias=False)
         self.b_proj = nn.Linear(d_model, self.num_heads, bias=False)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from llm.mixers.decay import bounded_log_decay, init_A_log, init_dt_bias, log_decay
-from llm.mixers.recurrent import RecurrentMixer, low_rank
+from llm.mixers.recurrent import DeltaMixer, low_rank
 from llm.model.norm import l2_normalize
 from llm.model.precision import widen
-from mixer_kernels.delta_rule import delta_rule, delta_rule_step
 
 
-class KimiDeltaAttention(RecurrentMixer):
+class KimiDeltaAttention(DeltaMixer):
     """``S_t = (I - beta_t k_t k_t^T) Diag(exp g_t) S_{t-1} + beta_t k_t v_t^T`` (Kimi Linear, arXiv 2510.26692).
 
     As Gated DeltaNet, with a decay for every key channel from a low-rank projection, and a low-rank sigmoid output
@@ -21,40 +22,28 @@ class KimiDeltaAttention(RecurrentMixer):
     a bias in the output gate, as flash-linear-attention's KDA has it.
     """
 
-    operator = delta_rule
-    operator_step = delta_rule_step
-    state_products = 3  # erase, write, read
-
     def __init__(
         self,
         d_model: int,
         layer_idx: int,
         n_layers: int,
         *,
-        head_k_dim: int = 128,
-        expand_v: float = 1.0,
-        num_heads: int | None = None,
-        conv_size: int | None = 4,
         gate_lower_bound: float | None = None,
         negative_eigenvalues: bool = False,
         output_gate_bias: bool = False,
-        norm_eps: float = 1e-6,
-        impl: str = "auto",
+        **common: Any,
     ) -> None:
         self.output_gate_bias = output_gate_bias  # read by make_output_gate
-        super().__init__(
-            d_model, layer_idx, n_layers,
-            head_k_dim=head_k_dim, expand_v=expand_v, num_heads=num_heads, conv_size=conv_size,
-            norm_eps=norm_eps, gate_activation="sigmoid", impl=impl,
-        )  # fmt: skip
+        super().__init__(d_model, layer_idx, n_layers, gate_activation="sigmoid", **common)
         if gate_lower_bound is not None and gate_lower_bound >= 0:
             raise ValueError(f"gate_lower_bound={gate_lower_bound}: must be negative, for instance -5, or null")
         self.gate_lower_bound = gate_lower_bound
         self.beta_max = 2.0 if negative_eigenvalues else 1.0
-        self.f_proj = low_rank(d_model, self.head_v_dim, self.key_dim)
+        gates = self.num_heads * self.head_k_dim
+        self.f_proj = low_rank(d_model, self.head_v_dim, gates)
         self.b_proj = nn.Linear(d_model, self.num_heads, bias=False)
         self.A_log = nn.Parameter(torch.empty(self.num_heads))
-        self.dt_bias = nn.Parameter(torch.empty(self.key_dim))
+        self.dt_bias = nn.Parameter(torch.empty(gates))
 
     def make_output_gate(self) -> nn.Module:
         return low_rank(self.d_model, self.head_v_dim, self.value_dim, bias=self.output_gate_bias)

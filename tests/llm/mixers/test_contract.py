@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from llm.build import build_mixer
 from llm.errors import UserError
 from mixer_kernels import Segments
 
@@ -136,3 +137,14 @@ def test_settings_that_make_no_sense_are_refused_by_name(make_mixer, setting):
     name, value = setting.split()[1].split("=")
     with pytest.raises(UserError, match=rf"mixers\.{setting.split()[0]}: {name}='?{value}"):
         make_mixer(setting)
+
+
+@pytest.mark.parametrize("mixer", ["gla", "gdn", "kda"])
+def test_value_heads_may_share_keys(make_config, mixer):
+    """Each value head keeps its own gates and state."""
+    found = build_mixer(make_config(mixer, f"+mixers.{mixer}.key_heads=1"), mixer, 1)
+    found.reset_parameters(0.2)
+    found.double()
+    assert found.num_heads > found.key_heads == 1
+    x = torch.randn(1, 9, 64, dtype=torch.float64)
+    assert found(x, Segments.whole_rows(1, 9)).y.shape == x.shape
