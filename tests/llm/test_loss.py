@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from llm.data.batch import IGNORED
-from llm.loss import count_right, linear_cross_entropy
+from llm.loss import count_right, linear_cross_entropy, softmax_error
 
 VOCAB, PADDED, WIDTH = 37, 64, 16
 
@@ -118,3 +118,23 @@ def test_right_predictions_are_counted_among_counted_targets_and_real_entries(ch
     assert expected > 10
     assert count_right(hidden, weight, targets, VOCAB, chunk_tokens=chunk_tokens) == expected
     assert count_right(hidden, weight, torch.full_like(targets, IGNORED), VOCAB) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_on_a_gpu_gradients_are_those_of_fp64_but_for_the_rounding_of_operands(compiled):
+    """Many chunks in bf16, whose shares of the head's gradient are summed in fp32 by the product itself."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(4096, 128, generator=generator).cuda().requires_grad_()
+    weight = torch.randn(640, 128, generator=generator).cuda().mul_(0.1).requires_grad_()
+    targets = torch.randint(600, (4096,), generator=generator).cuda()
+    error = torch.compile(softmax_error, dynamic=False) if compiled else None
+    with torch.autocast("cuda", torch.bfloat16):
+        loss, _ = linear_cross_entropy(hidden, weight, targets, 600, chunk_tokens=64, error=error)
+    wide_hidden, wide_weight = hidden.detach().double(), weight.detach().double()
+    wide_hidden.requires_grad_(), wide_weight.requires_grad_()
+    expected = F.cross_entropy((wide_hidden @ wide_weight.T)[:, :600], targets, reduction="sum")
+    for found, exact in zip(
+        gradients(loss, hidden, weight), gradients(expected, wide_hidden, wide_weight), strict=True
+    ):
+        assert (found - exact).norm() / exact.norm() < 2.0**-7
